@@ -1,4 +1,4 @@
-"""Settings: frozen dataclasses, built and checked once from whatever mapping a config file made.
+"""Settings: frozen dataclasses, built and checked once from the mapping of a config file.
 
 Any dataclass works: meaning, bounds and marks stand in each field's metadata (written by `setting`, or by
 hand where a package imports the standard library only), rules that join several fields in `__post_init__`.
@@ -153,7 +153,10 @@ def _typed(value: Any, hint: Any, name: str) -> Any:
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         if value is None and type(None) in typing.get_args(hint):
             return None
-        (hint,) = (option for option in typing.get_args(hint) if option is not type(None))
+        one, *several = (option for option in typing.get_args(hint) if option is not type(None))
+        if several and isinstance(value, str) and "," in value:  # as a command line has it
+            value = [item.strip() for item in value.split(",")]
+        hint = several[0] if several and isinstance(value, list | tuple) else one
     if dataclasses.is_dataclass(hint):
         return build(hint, value, name)  # type: ignore[arg-type]
     kind, inner = typing.get_origin(hint), typing.get_args(hint)

@@ -66,22 +66,21 @@ def _rate(text: str) -> float | None:
 
 
 def _answer_probes(address: str) -> int:
-    import grpc
-
     from ddiloco.remote.wire import validation as wire
+    from ddiloco.remote.wire.calls import CallServer
     from ddiloco.remote.wire.measuring import AT_ONCE, Probes
-    from ddiloco.remote.wire.security import Gate, check_reach
+    from ddiloco.remote.wire.security import check_reach
 
     security = roles.security()
     check_reach(address, security)
-    gate = Gate(security.admits, "another join token is needed here")
-    server = wire.server(_TIMEOUT, AT_ONCE + 4, interceptors=[gate])
-    port = security.listen(server, address)
+    refusal = "another join token is needed here"
+    server = CallServer(security, refusal, AT_ONCE + 4, wire.options(_TIMEOUT))
+    port = server.listen(address)
     stop, _ = exit_handling.stop_on_signals()
-    wire.serve(server, wire.MEASURE, {"Measure": grpc.stream_stream_rpc_method_handler(Probes().answer)})
+    server.serve(wire.MEASURE, {"Measure": Probes().answer})
     program.print_err(f"answers at {address.rpartition(':')[0]}:{port}; Ctrl-C ends it")
     stop.wait()
-    server.stop(None).wait(5.0)
+    server.stop(None)
     return 0
 
 

@@ -46,15 +46,16 @@ def main(_) -> int:
     if experiment.driver == "virtual":
         fleet, run = choices.of_config(experiment, layout), None
         played = choices.play_all(fleet, found)
-        worth = worth_of(fleet, found[0], played[0].outcome)
+        worth = worth_of(fleet, found[0], played[0].outcome, experiment.max_learners)
     else:
         with recorded(workdir) as tapes:
             sizes = traffic(layout, experiment.outer)
             steps = choices.steps_to_play(experiment)
-            fleet = choices.of_record(what_if.RecordedFleet(tapes.plan, sizes, steps), experiment, layout)
+            fleet = choices.of_record(what_if.recorded_fleet(tapes.plan, sizes, steps), experiment, layout)
             run = choices.Played(found[0], what_if.recorded(tapes.plan, sizes))
             played = choices.play_all(fleet, found)
-            worth = worth_of(fleet, found[0], played[0].outcome)
+            worth = worth_of(fleet, found[0], played[0].outcome, experiment.max_learners)
+    played += [one.narrow for one in worth if one.narrow is not None]
     plan = table.Plan(experiment, played, run, worth)
     print(plan.text)
     print(f"{len(played)} choices played in {time.monotonic() - begun:.0f} s")

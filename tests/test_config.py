@@ -255,6 +255,11 @@ def test_settings_say_who_must_share_them():
             {"train.batch_sizes": (1, 2)},
             "config.train.batch_sizes: has 2 entries, but",
         ),
+        ({"outer.codec": "f32,int4"}, "config.outer.codec: has 2 entries, but sync.num_learners is 4"),
+        (
+            {"driver": "remote", "remote.max_learners": 6, "outer.codec": "f32,f32,f32,int4,int4,int4,f32"},
+            "config.outer.codec: has 7 entries, but remote.max_learners is 6",
+        ),
         (
             {"train.min_step_seconds": (0.1,)},
             "config.train.min_step_seconds: has 1 entries, but sync.num_learners is 4",

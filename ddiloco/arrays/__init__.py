@@ -1,1 +1,1 @@
-"""Host arrays and blocks of arrays: what moves and stores them shares."""
+"""Host arrays and blocks of arrays, as transfers and storage share them."""

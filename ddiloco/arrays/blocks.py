@@ -1,4 +1,4 @@
-"""Arrays of which one process has only some blocks, as where a learner's mesh spans several hosts."""
+"""Arrays of which a process has only some blocks, since a learner's mesh spans several hosts."""
 
 from __future__ import annotations
 

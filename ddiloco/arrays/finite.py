@@ -1,4 +1,4 @@
-"""Whether arrays from a file or a peer hold numbers alone: neither NaN nor infinity."""
+"""Checks that arrays from a file or a peer are finite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run as people look at it: its files in one view, and that as a live page, a report, metrics and advice.
+"""One view of a run's files, as a live page, a report, metrics and advice.
 
     files of the workdir -> RunFiles, RunState -> view -> advice
                                                    |--> sheet, *.html -> server (live), report

@@ -21,6 +21,13 @@ SHOCK = 0.005  # share of the loss by which it may rise at an update
 MIN_SHARE = 0.7  # share of the work that should be merged
 MAX_LOST = 0.1  # share of a learner's work that may be lost
 _HERE = ("stepping", "waiting", "hung", "finished")
+_FAR = (
+    "What it sends arrives, late: with a longer config.sync.interval fewer updates come in between, and "
+    "with config.sync.rebase late work counts. experiments.plan says what it is worth."
+)
+_THIN = (
+    "Send less{}, or less often (config.sync.interval), or over more connections (config.remote.connections)."
+)
 _WIDE = ("f32", "bf16", "int8")  # codecs with a narrower alternative
 
 
@@ -122,28 +129,43 @@ def host_missing(view: RunView) -> Iterator[Advice]:
 
 
 def thin_link(view: RunView) -> Iterator[Advice]:
-    """One learner steps, but its offers come late or never."""
-    fair = _median(one.sent / one.clock for one in view.learners if one.clock)
+    """One learner steps, but its offers come late or never: its link is thin, or far."""
     for one in view.learners:
-        others = [other for other in view.learners if other is not one]
-        why = _not_through(one, others) or _overwritten(view, one)
-        why = why or (None if _unmerged(view, one) else _late(one, others))
-        if not why and fair and one.sent < fair * one.clock / 2 and _unmerged(view, one):
+        others, codec = [other for other in view.learners if other is not one], _codec(view, one)
+        alike = [other for other in view.learners if other.clock and _codec(view, other) == codec]
+        due = (_median(other.sent / other.clock for other in alike) or 0.0) * one.clock
+        why, what = _not_through(one, others), "too thin"
+        if not why and one.sent < due / 2 and _unmerged(view, one):
             why = (
-                f"It steps, but has sent {size(one.sent)}, not {size(fair * one.clock)}; "
+                f"It steps, but has sent {size(one.sent)}, not {size(due)}; "
                 f"{share(one.merged_share or 0.0)} of its work is merged, and {share(_usual_share(view))} of "
                 "the others'."
             )
+        elif not why:
+            why = _overwritten(view, one) or (None if _unmerged(view, one) else _late(one, others))
+            what = "far" if one.sent > 0.9 * due else "thin or far"
         if why and view.syncer.rounds and not one.quarantined and not one.not_finite:
-            codec = view.setting("outer.codec", "f32")
-            fewer = f" (config.outer.codec is {codec}; int4 is an eighth of f32)" if codec in _WIDE else ""
             yield Advice(
-                f"Learner {one.learner}: its link to the syncer is too thin.",
+                f"Learner {one.learner}: its link to the syncer is {what}.",
                 why,
-                f"Send less{fewer}, or less often (config.sync.interval), or over more connections "
-                "(config.remote.connections).",
+                _FAR
+                if what == "far"
+                else _THIN.format(
+                    f" (config.outer.codec is {codec}; int4 is an eighth of f32)" if codec in _WIDE else ""
+                ),
                 one.learner,
             )
+
+
+def _codec(view: RunView, one: LearnerView) -> str:
+    """The codec of the learner's offers; those beyond a list send in its last."""
+    each = _codecs(view)
+    return each[min(one.learner, len(each) - 1)]
+
+
+def _codecs(view: RunView) -> Sequence[str]:
+    codec = view.setting("outer.codec", "f32")
+    return [codec] if isinstance(codec, str) else codec
 
 
 def _not_through(one: LearnerView, others: Sequence[LearnerView]) -> str | None:
@@ -243,7 +265,7 @@ def interval_too_small(view: RunView) -> Iterator[Advice]:
     if lost > 0.1 * due or stale > 2 + 2 * view.setting("sync.overlap", 1):
         better = max(2 * interval, round(interval * due / max(0.1 * due, s.rounds)))
         nothing = f"{lost} of {due} rounds came to nothing"
-        wide = view.setting("outer.codec", "f32") in _WIDE
+        wide = any(codec in _WIDE for codec in _codecs(view))
         fewer = ", or a codec of fewer bits (config.outer.codec=int4)" if wide else ""
         yield Advice(
             f"H is too small for the bandwidth: config.sync.interval is {interval} steps.",

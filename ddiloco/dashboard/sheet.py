@@ -1,4 +1,4 @@
-"""The page of a run, or of several side by side: what the templates beside this file make of views.
+"""The page of a run, or of several side by side: views, rendered by the templates beside this file.
 
 Lanes of states, and curves over time, are paths of an SVG that stretches with the page. Labels are text of
 the page beside the drawing, so that they stay readable at any width. What colour says is said by form too: a

@@ -1,4 +1,4 @@
-"""A run at one moment, in plain values: what page, report, metrics and advice are all made of."""
+"""A run at one moment, in plain values: the common source of page, report, metrics and advice."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Goodput and uptime: what share of the chips' time became training, and what took the rest."""
+"""Goodput and uptime: the share of the chips' time spent training, and the causes of the rest."""

@@ -1,4 +1,4 @@
-"""The models of what a fleet meets: interruptions of its chips, and spare capacity to scavenge."""
+"""Models of a fleet's conditions: interruptions of its chips, and spare capacity to scavenge."""
 
 from __future__ import annotations
 

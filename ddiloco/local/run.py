@@ -223,7 +223,7 @@ class LocalRun:
             self._syncer.send(event)
 
         folder = None if self._workdir is None else epath.Path(self._workdir) / "learners" / str(learner)
-        states, about = LearnerStates(folder), about_states(e, self._assembly.layout, self._run)
+        states, about = LearnerStates(folder), about_states(e, self._assembly.layout, self._run, learner)
         state, resumed = self._newest(states) if self._resumes else None, None
         if state is not None:
             merged = [self._syncer.furthest(learner)]

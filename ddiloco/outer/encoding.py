@@ -1,7 +1,7 @@
 """Encoded fragments: learners' offers, encoded shard by shard on their devices, and the syncer's versions.
 
 A learner sends its outer gradient Theta_p(version) - theta_{m,p}, piece by piece, which can be added to any
-version; only with the codec f32, and without rebase, its parameters theta_{m,p}. From these the syncer
+version; only where all send in f32, and without rebase, its parameters theta_{m,p}. From these the syncer
 subtracts its current version of the fragment, and its core drops those computed from an older one.
 
 A new version is sent whole in f32, or as its difference from the last one. Then the version is the last one
@@ -59,14 +59,20 @@ class Traffic(NamedTuple):
     """Bytes of each fragment, by what of it travels."""
 
     version: tuple[int, ...]  # whole, to a learner
-    offer: tuple[int, ...]  # to the syncer
+    offers: tuple[tuple[int, ...], ...]  # to the syncer, by learner; those beyond are as the last
     difference: tuple[int, ...]  # to a learner that has the version before
+
+    def offer(self, learner: int) -> tuple[int, ...]:
+        """Of a learner's offers, to the syncer."""
+        return self.offers[min(learner, len(self.offers) - 1)]
 
 
 def traffic(layout: FragmentLayout, config: OuterConfig) -> Traffic:
     """The wire format of fragments under these settings."""
-    by_codec = (encoded_bytes(layout, codec) for codec in ("f32", config.codec, config.update_codec))
-    return Traffic(*by_codec)
+    sizes = {codec: encoded_bytes(layout, codec) for codec in ("f32", *config.codecs, config.update_codec)}
+    return Traffic(
+        sizes["f32"], tuple(sizes[codec] for codec in config.each_codec), sizes[config.update_codec]
+    )
 
 
 def encode(

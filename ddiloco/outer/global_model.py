@@ -11,7 +11,6 @@ import jax
 import numpy as np
 
 from ddiloco.arrays.host_memory import aligned, owned
-from ddiloco.outer.codecs import CODECS
 from ddiloco.outer.encoding import FragmentDecoder, InvalidContribution
 from ddiloco.outer.fragments import FragmentLayout, assemble, take
 from ddiloco.outer.guards import Guard, Notice, Verdict, offered, sampled_cosines
@@ -92,8 +91,9 @@ class GlobalModel:
             raise ValueError(_DIFFER + wrong[0])
         self.layout = layout
         self.fragments = tuple(range(layout.num_fragments) if fragments is None else fragments)
-        self._decoder = FragmentDecoder(layout, config.codec)
-        of_parameters = CODECS[config.codec].exact and not rebase
+        self._codec_of = config.codec_of
+        self._decoders = {codec: FragmentDecoder(layout, codec) for codec in config.codecs}
+        of_parameters = config.all_exact and not rebase
         self._step = OuterStep(layout, config, num_learners, of_parameters)
         self._of_parameters = of_parameters
         self._guarding, self._step_tokens = config.guard, step_tokens
@@ -106,7 +106,8 @@ class GlobalModel:
 
     def compile(self) -> None:
         """Compiles decoders and merges of its fragments, so that no round waits for it."""
-        self._decoder.compile(self.fragments)
+        for decoder in self._decoders.values():
+            decoder.compile(self.fragments)
         for p in self.fragments:
             self._step.compile(p)
 
@@ -114,13 +115,13 @@ class GlobalModel:
         """Version and pieces of fragment p, read-only; later merges do not change them."""
         return self._versions[p], tuple(np.asarray(piece) for piece in self._pieces[p])
 
-    def decode(self, p: int, arrays: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
-        """What a learner sent of fragment p, as `merge` takes it; values are still to be validated.
+    def decode(self, p: int, arrays: Sequence[np.ndarray], learner: int) -> Sequence[np.ndarray]:
+        """What the learner sent of fragment p, as `merge` takes it; values are still to be validated.
 
         Raises:
-          InvalidContribution: the arrays are not those of the codec.
+          InvalidContribution: the arrays are not those of its codec.
         """
-        return self._decoder(p, arrays)
+        return self._decoders[self._codec_of(learner)](p, arrays)
 
     def merge(
         self,
@@ -137,8 +138,8 @@ class GlobalModel:
         optimizer also starts afresh. Of no contributions at all, the next version is the last one once more.
 
         Args:
-          contributions: of each learner in the merge, checked by `validate`: theta_{m,p} with the codec f32
-            where learners do not rebase, else its outer gradient.
+          contributions: of each learner in the merge, checked by `validate`: theta_{m,p} where all send in
+            the codec f32 and do not rebase, else its outer gradient.
           counts: (c_steps, c_tokens) of each.
           learners: their numbers, by which the guard knows them; (): the guard is not asked.
           interval: steps beyond it add no weight (`contribution_weight`); None: all do.

@@ -125,25 +125,28 @@ def norm(offers: Sequence[Offered], past: Past) -> dict[int, str]:
       >>> norm(offers, Past())
       {2: 'its outer gradient is far longer than those of others'}
     """
-    found = {}
     here = {offer.learner: offer for offer in offers if offer.moved}
-    for offer in here.values():
-        others = [other for m, other in here.items() if m != offer.learner]
-        together = len(others) >= 2
-        if not together and past.rounds >= _WARM_UP:
-            earlier = {m: other for m, other in past.newest.items() if m != offer.learner and m not in here}
-            others += earlier.values()
-        if len(others) >= 2:
-            of_others = zip(*(other.normalized for other in others), strict=True)
-            columns = zip(offer.normalized, past.passed, of_others, strict=True)
-            too_long = any(
-                own > max(passed, _bound(own, values, together)) for own, passed, values in columns
-            )
-        else:
-            too_long = 0 < past.length() * _LONGEST < offer.norm
-        if too_long:
-            found[offer.learner] = "its outer gradient is far longer than those of others"
-    return found
+    if len(here) >= 3:
+        columns = np.array([offer.normalized for offer in here.values()]).T
+        too_long = np.zeros(len(here), bool)
+        for values, passed in zip(columns, past.passed, strict=True):
+            too_long |= values > np.maximum(passed, _bounds(values, together=True))
+        found = [m for m, long in zip(here, too_long, strict=True) if long]
+    else:
+        found = [m for m, offer in here.items() if _is_long_alone(offer, here, past)]
+    return dict.fromkeys(found, "its outer gradient is far longer than those of others")
+
+
+def _is_long_alone(offer: Offered, here: Mapping[int, Offered], past: Past) -> bool:
+    """Whether an offer with fewer than two others in its round is far longer than what came before."""
+    others = [other for m, other in here.items() if m != offer.learner]
+    if past.rounds >= _WARM_UP:
+        others += [other for m, other in past.newest.items() if m != offer.learner and m not in here]
+    if len(others) < 2:
+        return 0 < past.length() * _LONGEST < offer.norm
+    columns = np.array([offer.normalized, *(other.normalized for other in others)]).T
+    bounds = (max(passed, _bounds(v, False)[0]) for v, passed in zip(columns, past.passed, strict=True))
+    return any(values[0] > bound for values, bound in zip(columns, bounds, strict=True))
 
 
 def direction(offers: Sequence[Offered], past: Past) -> dict[int, str]:
@@ -163,17 +166,21 @@ def direction(offers: Sequence[Offered], past: Past) -> dict[int, str]:
     here = {offer.learner: offer.cosine for offer in offers if offer.cosine is not None}
     turns = min(_SCORES, _TURNS * past.fragments)
     averages = {m: statistics.fmean(scores) for m, scores in past.scores.items() if len(scores) >= turns}
+    of_others, average_of_others = (
+        dict(zip(known, medians_of_others(np.array([*known.values()])).tolist(), strict=True))
+        if len(known) >= 3
+        else {}
+        for known in (here, averages)
+    )
     for offer in offers:
         m = offer.learner
-        others = [cosine for other, cosine in here.items() if other != m]
-        if m in here and len(others) >= 2:
-            typical = statistics.median(others)
+        if m in of_others:
+            typical = of_others[m]
             lately = statistics.fmean(list(past.scores.get(m, ()))[-max(_STRETCH, turns) :] or [here[m]])
             if typical > _OPPOSED and here[m] < -typical / 2 and lately < -typical / 4:
                 found[m] = "its outer gradient points away from those of others"
-        of_others = [average for other, average in averages.items() if other != m]
-        if m in averages and len(of_others) >= 2:
-            typical = statistics.median(of_others)
+        if m in average_of_others:
+            typical = average_of_others[m]
             clear = typical > 0 and len(past.scores[m]) * typical**2 > _CLEAR
             if clear and averages[m] < _NOWHERE * typical:
                 found[m] = "its outer gradients point elsewhere than those of others"
@@ -309,9 +316,10 @@ class Guard:
             standing.out_of_line.clear()
             return [Notice("released", learner, f"its last {_RELEASE} offers would have passed")]
         standing.out_of_line.append(why is not None)
+        if why is None or sum(standing.out_of_line) < _STRIKES:
+            return []
         # If half of them are out of line, either half may be right.
-        minority = 2 * (len(self.quarantined) + 1) < len(self._standings)
-        if why is None or sum(standing.out_of_line) < _STRIKES or not minority:
+        if 2 * (len(self.quarantined) + 1) >= len(self._standings):
             return []
         standing.passed = 0
         return [Notice("quarantined", learner, why)]
@@ -343,13 +351,37 @@ def offered(
     return found
 
 
-def _bound(own: float, others: Sequence[float], together: bool) -> float:
-    """The longest that passes beside these; `together`: they are of the same round as `own`."""
-    middle = statistics.median_high(others)
-    spread = 1.4826 * statistics.median(abs(value - middle) for value in others)
-    alike = 1 + sum(abs(value - own) < math.log(_FACTOR) for value in others)
-    factor = _DISPUTED if together and 2 * alike > len(others) else _FACTOR
-    return middle + max(math.log(factor), _SPREADS * spread)
+def _bounds(values: np.ndarray, together: bool) -> np.ndarray:
+    """For each value, the longest that passes beside the others; `together`: they are of the same round."""
+    middles = medians_of_others(values, high=True)
+    spreads = np.zeros_like(values)
+    for middle in np.unique(middles):  # two at most
+        spreads = np.where(middles == middle, medians_of_others(np.abs(values - middle)), spreads)
+    ordered, near = np.sort(values), math.log(_FACTOR)
+    alike = np.searchsorted(ordered, values + near) - np.searchsorted(ordered, values - near, side="right")
+    disputed = together & (2 * alike > len(values) - 1)
+    factors = np.where(disputed, math.log(_DISPUTED), math.log(_FACTOR))
+    return middles + np.maximum(factors, _SPREADS * 1.4826 * spreads)
+
+
+def medians_of_others(values: np.ndarray, high: bool = False) -> np.ndarray:
+    """For each value the median of the others; `high`: of an even number of them the upper of the middle two.
+
+    Example:
+      >>> print(medians_of_others(np.array([1.0, 2.0, 10.0])))
+      [6.  5.5 1.5]
+    """
+    order = np.argsort(values)
+    ordered, rank = values[order], np.empty(len(values), int)
+    rank[order] = np.arange(len(values))
+    count = len(values) - 1
+
+    def at(place: int) -> np.ndarray:  # of the others, in order
+        found: np.ndarray = ordered[place + (rank <= place)]
+        return found
+
+    upper = at(count // 2)
+    return upper if high else (at((count - 1) // 2) + upper) / 2
 
 
 def _log(value: float) -> float:

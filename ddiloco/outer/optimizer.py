@@ -56,9 +56,10 @@ class OuterConfig:
     )
     learning_rate: float = setting(0.7, "outer learning rate; `direct` has 1", above=0.0)
     momentum: float = setting(0.3, "momentum, of all but direct and optax's", at_least=0.0, below=1.0)
-    codec: str = setting(
+    codec: str | tuple[str, ...] = setting(
         "f32",
-        "what learners send: parameters in f32, or outer gradients in fewer bytes",
+        "what learners send: parameters in f32, or outer gradients in fewer bytes; with commas one for each "
+        "learner",
         choices=tuple(CODECS),
         both_ends=True,
     )
@@ -79,12 +80,36 @@ class OuterConfig:
         if self.optimizer not in OPTIMIZERS:
             _optax_optimizer(self.optimizer)
             _check_use(self)
-        if self.error_feedback and CODECS[self.codec].exact:
+        if self.error_feedback and self.all_exact:
             lossy = [name for name, codec in CODECS.items() if not codec.exact]
             raise ValueError(
-                f"error_feedback: is True, but codec {self.codec} leaves nothing out; "
+                f"error_feedback: is True, but codec {' and '.join(self.codecs)} leaves nothing out; "
                 f"it needs a codec of {', '.join(lossy)}"
             )
+
+    @property
+    def each_codec(self) -> tuple[str, ...]:
+        """By learner, the codec of its offers; learners beyond the list send in its last."""
+        return (self.codec,) if isinstance(self.codec, str) else self.codec
+
+    @property
+    def codecs(self) -> tuple[str, ...]:
+        """Those in which learners send, each once."""
+        return tuple(dict.fromkeys(self.each_codec))
+
+    @property
+    def all_exact(self) -> bool:
+        """Whether every learner sends in an exact codec; if one does not, all send outer gradients."""
+        return all(CODECS[name].exact for name in self.codecs)
+
+    def codec_of(self, learner: int) -> str:
+        """The codec of the learner's offers."""
+        return self.each_codec[min(learner, len(self.each_codec) - 1)]
+
+    def with_codec(self, name: str) -> OuterConfig:
+        """The settings of learners that send in this codec; an exact one leaves nothing for later."""
+        feedback = self.error_feedback and not CODECS[name].exact
+        return dataclasses.replace(self, codec=name, error_feedback=feedback)
 
     @property
     def idle(self) -> dict[str, str]:

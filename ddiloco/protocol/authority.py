@@ -119,9 +119,7 @@ class Authority:
                 return [actions.Drop(learner, "joined twice")]
             return [self.members.dismiss(learner, incarnation, self._shard)]
         ended = [] if old is None or old.state is MemberState.GONE else self._ends(old, "replaced", now)
-        if event.step is not None and self._validator.too_early(
-            learner, event.step, event.versions or (), now
-        ):
+        if self._validator.too_early(event, now):
             self.members.admit(Member(learner, incarnation, heard_at=now, state=MemberState.GONE))
             return [*ended, actions.Drop(learner, TOO_EARLY)]
         behind = self._is_behind(event)
@@ -204,6 +202,8 @@ class Authority:
         if self._not_yet and self.members.count and now >= self._wait_until:
             self._not_yet.clear()
             self._rounds.all_present()
+        if not self._quiet or now < self._quiet[0][0] + self.policy.silence_timeout:
+            return out
         while (m := self._quietest()) is not None and now >= m.heard_at + self.policy.silence_timeout:
             if now > m.heard_at + self.policy.silence_timeout + self.policy.heartbeat:
                 # This process hung itself: their messages may be queued behind this event.
@@ -262,8 +262,9 @@ class Authority:
         A learner that is no member, or whose report is impossible, gets NotMember. It then rejoins with its
         state; if that is impossible too, it is welcomed as if it had none.
         """
-        m, versions = self.members.newest(report.learner), [c.version for c in report.counters]
-        if self._validator.too_early(report.learner, report.step, versions, now):
+        m = self.members.newest(report.learner)
+        allowed = self._validator.allows(report.learner, report.step, now)
+        if not allowed and self._validator.may_be(report, now):
             return self._keep_back(report, m, now)
         if m is None or m.incarnation != report.incarnation or m.state is MemberState.GONE:
             return self._stranger(report, m)
@@ -272,7 +273,7 @@ class Authority:
         m.shards = report.shards
         if m.state is MemberState.JOINING and m.goes_on and not report.adopted:
             return self._welcome_again(m, now)
-        if not self._validator.can_report(report, now):
+        if not (allowed and self._validator.can_report(report)):
             out: Actions = [actions.Drop(report.learner, "impossible report")]
             recovering = m.state is MemberState.JOINING and not report.adopted
             return out if recovering else [*out, self.members.dismiss(m.learner, m.incarnation, self._shard)]
@@ -280,7 +281,7 @@ class Authority:
             return [actions.Drop(report.learner, "stale report")]
         out = []
         if m.state is MemberState.JOINING:  # its `ready` was lost or overtaken
-            out += self._begin(m, report.step, versions, now)
+            out += self._begin(m, report.step, report.versions, now)
         if m.state is MemberState.SILENT:
             out += self._returned(m, now)
         if report.step > m.step:
@@ -310,10 +311,11 @@ class Authority:
 
     def _believed(self, now: float) -> Actions:
         """Applies the stored reports that are no longer too early, nearest first."""
+        if not self._kept_back:
+            return []
         out: Actions = []
         for report in sorted(self._kept_back.values(), key=lambda report: report.step):
-            versions = [c.version for c in report.counters]
-            if not self._validator.too_early(report.learner, report.step, versions, now):
+            if not self._validator.too_early(report, now):
                 out += self._reported(report, now)
         return out
 
@@ -353,6 +355,8 @@ class Authority:
 
     def _call_back(self) -> Actions:
         """Revokes that for learners that still step, as their further work is needed after all."""
+        if not self._called:
+            return []
         known = ((m, m.incarnation) for m in self.members.live() if not self._done(m))
         told = tuple((m.learner, n) for m, n in known if (m.learner, n) in self._called)
         self._called.clear()
@@ -360,6 +364,8 @@ class Authority:
 
     def _leave_behind(self, idle: float, now: float) -> Actions:
         """Drops learners that are not done after so many idle seconds, enough for any honest one."""
+        if idle < self.policy.silence_timeout:
+            return []
         live = self.members.live()
         longest = max((m.step_time.value or 0.0 for m in live), default=0.0)
         timeout = self.policy.silence_timeout + 2 * self.policy.interval * longest

@@ -90,6 +90,18 @@ class _Session:
     welcome: dict[int, HeldFragment] = dataclasses.field(default_factory=dict)  # an incomplete one
     welcome_step: int = 0
     welcome_data: Watermark = NOTHING_MERGED
+    reported: tuple[FragmentCounters, ...] = ()  # `Report.bases` of the last report
+
+    def report(self, at: _Standing) -> None:
+        """Sets `reported`; what has not changed stays the same object, which reports share."""
+        held, known = [at.held[p] for p in self.fragments], self.reported or (None,) * len(self.fragments)
+        self.reported = tuple(
+            old
+            if old is not None
+            and (old.version, old.steps, old.tokens) == (version, -base.steps, -base.tokens)
+            else FragmentCounters(version, -base.steps, -base.tokens)
+            for old, (version, base) in zip(known, held, strict=True)
+        )
 
     @property
     def welcomed(self) -> bool:
@@ -573,9 +585,9 @@ class LearnerCore:
     def _report(self, session: _Session, at: _Standing) -> actions.SendToSyncer:
         """A report to a shard, on its fragments."""
         session.known_as = session.incarnation
-        held = (at.held[p] for p in session.fragments)
-        counters = tuple(FragmentCounters(version, *at.done.since(base)) for version, base in held)
-        report = Report(self.learner, session.incarnation, at.clock, counters, session.welcomed, self.shards)
+        session.report(at)
+        known = session.reported, session.welcomed, self.shards
+        report = Report(self.learner, session.incarnation, at.clock, *known, at.done.steps, at.done.tokens)
         return actions.SendToSyncer(events.StepReported(report), session.shard)
 
     def _reports(self, at: _Standing) -> list[actions.LearnerAction]:
@@ -595,10 +607,10 @@ class LearnerCore:
 
     def _outstanding(self) -> list[int]:
         """The newest due steps of fragments with work to offer and without the update."""
-        out = []
+        out, schedule = [], self.policy.schedule(self.total_steps)
         for session in [s for s in self._sessions if s.member] or self._sessions:
             for p in session.fragments:
-                fragment, step = self._fragments[p], self.policy.schedule.last_due(p, self.clock)
+                fragment, step = self._fragments[p], schedule.last_due(p, self.clock)
                 if self._has_work(fragment) and step > max(fragment.merged_step, session.joined_step):
                     out.append(step)
         return out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import collections
 import dataclasses
 import enum
@@ -19,7 +20,7 @@ MAX_LEARNERS = 1 << 16
 """Learner numbers are below it, which bounds the memory for them."""
 
 SELDOM = 16
-"""With N live members the median step time is computed anew after N over this many queries."""
+"""With N live members, what needs a look at all of them is computed anew after N over this many queries."""
 
 
 class MemberState(enum.Enum):
@@ -90,7 +91,9 @@ class Member:
     margin: float = 0.0  # of its steps by which an offer is planned to come before it is due
     asked: dict[int, Asked] = dataclasses.field(default_factory=dict)  # by fragment, the last time
     lead: float = SHORTEST_LEAD  # steps of the front before a due step at which it is asked
-    counters: dict[int, FragmentCounters] = dataclasses.field(default_factory=dict)  # as last reported
+    report: Report | None = None  # the last one
+    places: Mapping[int, int] = dataclasses.field(default_factory=dict)  # by fragment, its place in reports
+    compared: tuple[Report, list[int]] | None = None  # the newest report, and `changed` of it
     began_with: tuple[int, ...] = ()  # its versions when it became live
     counted_from: dict[int, int] = dataclasses.field(default_factory=dict)
     """By fragment the earliest clock from which its work counts; missing: unknown."""
@@ -113,11 +116,16 @@ class Member:
     @property
     def versions(self) -> tuple[int, ...]:
         """The version of each fragment in the learner's last report."""
-        return tuple(c.version for c in self.counters.values()) or self.began_with
+        return self.began_with if self.report is None else self.report.versions
 
-    def version(self, fragment: int) -> int:
+    def counters(self, fragment: int) -> FragmentCounters | None:
+        """The fragment's counters in the learner's last report."""
+        r = self.report
+        return None if r is None else r.counted(r.bases[self.places[fragment]])
+
+    def version(self, fragment: int) -> int | None:
         """The fragment's version in the learner's last report."""
-        return self.counters[fragment].version
+        return None if self.report is None else self.report.bases[self.places[fragment]].version
 
     def can_have(self, c: Contribution, policy: SyncPolicy) -> bool:
         """Whether the learner's reports allow for the work that a contribution claims.
@@ -125,35 +133,54 @@ class Member:
         The offer may overtake the reports of an interval's steps, and that of a newer version, to which
         earlier work was rebased.
         """
-        if not self.counters:
+        known = self.counters(c.fragment)
+        if known is None:
             return False
-        known = self.counters[c.fragment]
         goes_on = known.version <= c.version or policy.rebase
         steps, tokens = (known.steps, known.tokens) if goes_on else (0, 0)
         # An update may have set its clock forward.
         unreported = min(policy.interval, max(0, c.step - self.step))
         return c.steps <= steps + unreported and c.tokens <= tokens + unreported * self.max_step_tokens
 
+    def changed(self, report: Report) -> list[int]:
+        """Where a report's bases differ from those of the last one."""
+        if self.compared is None or self.compared[0] is not report:
+            self.compared = report, report.changed_since(self.report)
+        return self.compared[1]
+
     def knows_better(self, report: Report) -> bool:
         """Whether the report is older than an earlier one of the same step."""
-        pairs = zip(report.counters, self.counters.values(), strict=False)
-        return any(theirs.version < known.version for theirs, known in pairs)
+        earlier = self.report
+        if earlier is None:
+            return False
+        return any(report.bases[i].version < earlier.bases[i].version for i in self.changed(report))
 
     def steps_to(self, report: Report) -> int:
         """Steps that the learner has taken since its last report, at least one; a clock may have jumped."""
-        pairs = [*zip(report.counters, self.counters.values(), strict=False)]
-        taken = [new.steps - old.steps for new, old in pairs if new.version == old.version]
+        earlier = self.report
+        if earlier is None:
+            return 1
+        changed = self.changed(report)
+        done = report.steps - earlier.steps
+        taken = [done] if len(changed) < len(report.bases) else []
+        pairs = [(report.bases[i], earlier.bases[i]) for i in changed]
+        taken += [done + new.steps - old.steps for new, old in pairs if new.version == old.version]
         if not taken:  # with rebase some may be earlier work
-            taken = [min(report.step - self.step, new.steps) for new, _ in pairs]
+            taken = [min(report.step - self.step, report.steps + new.steps) for new, _ in pairs]
         return max(1, *taken, 1)
 
-    def take(self, report: Report, fragments: Sequence[int]) -> None:
-        """Applies a newer report on these fragments."""
+    def take(self, report: Report, places: Mapping[int, int]) -> None:
+        """Applies a newer report; `places`: by fragment, its place in reports."""
         self.reports += 1
-        of_a_step = (2 * c.tokens / c.steps for c in report.counters if c.steps)
-        self.max_step_tokens = max(self.max_step_tokens, *of_a_step, 0.0)
+        earlier = self.report
+        works = [(base.steps, base.tokens) for base in map(report.bases.__getitem__, self.changed(report))]
+        if earlier is not None:
+            works.append((-earlier.steps, -earlier.tokens))
+        for steps, tokens in works:
+            if (steps := steps + report.steps) > 0:
+                self.max_step_tokens = max(self.max_step_tokens, 2 * (tokens + report.tokens) / steps)
         self.step = report.step
-        self.counters = dict(zip(fragments, report.counters, strict=True))
+        self.report, self.places, self.compared = report, places, None
 
     def has_work(self, fragment: int, version: int) -> bool:
         """Whether the learner has reported steps on this version of a fragment."""
@@ -161,8 +188,10 @@ class Member:
 
     def steps_on(self, fragment: int, version: int) -> int:
         """Reported steps on this version of a fragment."""
-        known = self.counters[fragment] if self.counters else None
-        return known.steps if known is not None and known.version == version else 0
+        if self.report is None:
+            return 0
+        base = self.report.bases[self.places[fragment]]
+        return base.steps + self.report.steps if base.version == version else 0
 
 
 class Membership:
@@ -174,9 +203,10 @@ class Membership:
     def __init__(self, fragments: Sequence[int]) -> None:
         """`fragments`: of which learners report."""
         self.fragments = fragments
+        self._places = {p: i for i, p in enumerate(fragments)}
         self._members: dict[int, Member] = {}
         self._strangers: dict[int, int] = {}  # learner: incarnation that was dismissed before it joined
-        self._live: tuple[Member, ...] | None = None  # None: to be computed again
+        self._live: list[Member] = []  # by learner number
         self._at: collections.Counter[int] = collections.Counter()  # live members by step
         self.count = 0  # of the live members
         self._last_heard_at = 0.0  # of the last member that was live
@@ -230,9 +260,14 @@ class Membership:
         counted = member.state is MemberState.LIVE
         member.move(state)
         if counted != (state is MemberState.LIVE):
-            self._live, self._still = None, 0
+            at = bisect.bisect_left(self._live, member.learner, key=lambda m: m.learner)
+            if counted:
+                del self._live[at]
+            else:
+                self._live.insert(at, member)
             self._count(member.step, -1 if counted else 1)
             self.count += -1 if counted else 1
+            self._still = min(self._still, self.count // SELDOM)
             if not self.count:
                 self._last_heard_at = member.heard_at
 
@@ -258,7 +293,7 @@ class Membership:
     def take(self, member: Member, report: Report) -> None:
         """Applies a newer report of the member."""
         self.advance(member, report.step)
-        member.take(report, self.fragments)
+        member.take(report, self._places)
 
     def restore(self, incarnations: Sequence[tuple[int, int]], delays: Mapping[int, OfferDelay]) -> None:
         """Restores the learners of before a restart, none present, with their measured delays."""
@@ -289,10 +324,8 @@ class Membership:
         there = [m for m in self._members.values() if m.state is not MemberState.GONE]
         return sorted(there, key=lambda m: m.learner)
 
-    def live(self) -> tuple[Member, ...]:
+    def live(self) -> Sequence[Member]:
         """The live members, by learner number."""
-        if self._live is None:
-            self._live = tuple(m for m in self.present() if m.state is MemberState.LIVE)
         return self._live
 
     def median_step(self) -> float | None:

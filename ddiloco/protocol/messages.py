@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+_BLOCK = 32  # fragments that are compared at once
+
 
 @dataclasses.dataclass(frozen=True, order=True)
 class RoundId:
@@ -13,7 +15,7 @@ class RoundId:
     fragment: int
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class FragmentCounters:
     """A learner's work on a fragment since it applied `version` (paper: c_steps, c_tokens)."""
 
@@ -26,16 +28,57 @@ class FragmentCounters:
 class Report:
     """A learner's metadata after an inner step: its clock t_m and its counters of the shard's fragments.
 
-    `adopted`: whether it has loaded the welcome of its present incarnation; a rejoined learner has none.
-    `shards` lists its memberships.
+    A step changes all counters alike. So a report has them as of one fixed point of the learner's work, and
+    the work since then; a `FragmentCounters` changes with its fragment's version alone, and successive
+    reports of a learner share those that have not changed.
+
+    Attributes:
+      bases: by fragment the counters without the work below; negative if the version came later.
+      adopted: whether it has loaded the welcome of its present incarnation; a rejoined learner has none.
+      shards: its memberships.
+      steps, tokens: to be added to all of `bases`.
     """
 
     learner: int
     incarnation: int
     step: int
-    counters: tuple[FragmentCounters, ...]
+    bases: tuple[FragmentCounters, ...]
     adopted: bool = False
     shards: tuple[int, ...] = ()
+    steps: int = 0
+    tokens: int = 0
+
+    def counted(self, base: FragmentCounters) -> FragmentCounters:
+        """The counters of the fragment with this base."""
+        return FragmentCounters(base.version, base.steps + self.steps, base.tokens + self.tokens)
+
+    @property
+    def counters(self) -> tuple[FragmentCounters, ...]:
+        """The counters, by fragment."""
+        return tuple(map(self.counted, self.bases))
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """The version of each fragment."""
+        return tuple(base.version for base in self.bases)
+
+    def changed_since(self, earlier: Report | None) -> list[int]:
+        """Where `bases` differ from an earlier report's; without one, everywhere."""
+        new, old = self.bases, () if earlier is None else earlier.bases
+        if len(new) != len(old):
+            return [*range(len(new))]
+        places: list[int] = []
+        for first in range(0, len(new), _BLOCK):  # slices are compared by identity, without a walk in Python
+            ours, theirs = new[first : first + _BLOCK], old[first : first + _BLOCK]
+            if ours != theirs:
+                pairs = enumerate(zip(ours, theirs, strict=True), first)
+                places += [place for place, (own, other) in pairs if own is not other]
+        return places
+
+    def continues(self, earlier: Report) -> bool:
+        """Whether the work since an earlier report is possible, and no more than the clock's advance."""
+        steps = self.steps - earlier.steps
+        return 0 <= steps <= self.step - earlier.step and self.tokens >= earlier.tokens
 
 
 @dataclasses.dataclass(frozen=True, order=True)

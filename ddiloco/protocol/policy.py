@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any
 
 from ddiloco.protocol.schedule import Schedule
@@ -102,10 +101,9 @@ class SyncPolicy:
                 f"with a quorum of {self.quorum} the learners would wait forever once fewer are live"
             )
 
-    @functools.cached_property
-    def schedule(self) -> Schedule:
-        """When fragments are due."""
-        return Schedule(self.num_fragments, self.interval)
+    def schedule(self, last: int | None) -> Schedule:
+        """When fragments are due in a run of so many steps; None: it has no end."""
+        return Schedule(self.num_fragments, self.interval, last)
 
     @property
     def min_quorum(self) -> int:

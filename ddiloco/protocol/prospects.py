@@ -63,7 +63,7 @@ class Prospects:
             return []
         if self._members.come_to(self._total_steps) < self._members.count:
             return []
-        if not all(m.counters for m in self._members.live()):  # one has not reported yet
+        if any(m.report is None for m in self._members.live()):  # one has not reported yet
             return []
         return [r for r in rounds if r.phase is Phase.GATHERING and not self._may_complete(r)]
 
@@ -72,7 +72,8 @@ class Prospects:
         if self.policy.quorum is not None:
             if r.counted < self.policy.quorum or self._awaits_others(r):
                 return False
-            return sum(self._is_in_quorum(learner, r) for learner in r.arrived) >= self.policy.quorum
+            departed = 0 if self.awaits_learners else len(r.departed)  # else they may return
+            return len(r.at_step) + departed >= self.policy.quorum
         if self.awaits_learners or not r.arrived or front < r.id.step:
             return False
         return self._nobody_owes(r)
@@ -89,16 +90,6 @@ class Prospects:
         if not self._members.come_to(self._total_steps):
             return False
         return all(r.phase is Phase.GATHERING and not self._may_gain(r) for r in rounds)
-
-    def _is_in_quorum(self, learner: int, r: Round) -> bool:
-        """Whether a learner whose offer has arrived, maybe one that missed its round, is at the round's step.
-
-        Departed learners count as if they were, unless they may return.
-        """
-        if learner in r.departed:
-            return not self.awaits_learners
-        m = self._members.newest(learner)
-        return learner not in r.old and m is not None and m.step >= r.id.step
 
     def _nobody_owes(self, r: Round) -> bool:
         """Whether no live learner owes an offer; begins with the one that last owed."""
@@ -128,7 +119,7 @@ class Prospects:
     def _owes(self, m: Member, r: Round) -> bool:
         """Whether a live learner has work to offer, or has not reported yet."""
         may = self.may_hold(m, r) and not r.has_failed(m)
-        return not r.has_given(m.learner) and (may or not m.counters)
+        return not r.has_given(m.learner) and (may or m.report is None)
 
     def _has_left(self, m: Member, r: Round) -> bool:
         """Whether a learner that is done has work that was neither left out nor failed too often."""
@@ -139,8 +130,9 @@ class Prospects:
 
     def _unreported(self, m: Member, r: Round) -> bool:
         """Whether a learner has yet to report its work: its first or, once done, on the newest version."""
-        behind = bool(m.counters) and self.done(m) and m.version(r.id.fragment) < r.version
-        return not m.counters or (behind and r.tries[m.learner] < MAX_TRIES)
+        version = m.version(r.id.fragment)
+        behind = version is not None and self.done(m) and version < r.version
+        return version is None or (behind and r.tries[m.learner] < MAX_TRIES)
 
     def may_hold(self, m: Member, r: Round) -> bool:
         """Whether a learner has work on the round's version, as far as its reports tell."""

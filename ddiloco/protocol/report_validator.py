@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from ddiloco.protocol import events
 from ddiloco.protocol.membership import Member, Membership
-from ddiloco.protocol.messages import FragmentCounters, Report, RoundId
+from ddiloco.protocol.messages import Report, RoundId
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.state import SyncerState
 
@@ -99,32 +99,44 @@ class ReportValidator:
         speed = gone * (self._members.median_step() or 0.0) / seconds if seconds > 0 else 0.0
         return None if self._returning(now) or speed <= UNUSUAL_SPEED else speed
 
-    def too_early(self, learner: int, step: int, versions: Sequence[int], now: float) -> bool:
-        """Whether the learner's clock, on these versions, may be true but cannot be confirmed yet."""
-        ahead = not self._allows(learner, step, now)
-        may_be = self._step_time(now) is None and step <= self._most(now) + self._interval
-        return ahead and may_be and self._exists(step, versions)
+    def too_early(self, event: events.LearnerJoined | Report, now: float) -> bool:
+        """Whether the learner's clock, on its versions, may be true but cannot be confirmed yet."""
+        step = event.step
+        return step is not None and not self.allows(event.learner, step, now) and self.may_be(event, now)
+
+    def may_be(self, event: events.LearnerJoined | Report, now: float) -> bool:
+        """Whether a clock that is not allowed yet may be in time."""
+        step = event.step or 0
+        if self._step_time(now) is not None or step > self._most(now) + self._interval:
+            return False
+        return self._exists(step, event.versions or ())
 
     def is_possible(self, learner: int, step: int, versions: Sequence[int], now: float) -> bool:
         """Whether the learner can have reached this step by now, with these versions."""
-        return self._allows(learner, step, now) and self._exists(step, versions)
+        return self.allows(learner, step, now) and self._exists(step, versions)
 
-    def can_report(self, report: Report, now: float) -> bool:
-        """Whether a report's step, versions and work are possible."""
-        counters = report.counters
-        versions = [c.version for c in counters]
-        if any(c.steps < 0 or c.tokens < 0 for c in counters):
-            return False
-        if not self.is_possible(report.learner, report.step, versions, now):
-            return False
+    def can_report(self, report: Report) -> bool:
+        """Whether the versions and the work of a report are possible at its step."""
         m = self._members.newest(report.learner)
+        if len(report.bases) != len(self._fragments) or not self._is_a_clock(report.step):
+            return False
+        where: Iterable[int] = range(len(self._fragments))
+        if m is not None and m.report is not None and report.continues(m.report):
+            where = m.changed(report)  # the rest was possible in its last report, and is still
         # An interval more, since the clock may lag behind the update at the start of the work.
-        most = report.step + self._interval
-        return all(c.steps <= most - self._counted_from(m, p, c) for p, c in self._own(counters))
+        most, newest = report.step + self._interval, self.merged.versions
+        for i in where:
+            p, base = self._fragments[i], report.bases[i]
+            steps, version = base.steps + report.steps, base.version
+            if steps < 0 or base.tokens + report.tokens < 0 or not 0 <= version <= newest[p]:
+                return False
+            if steps > most - self._counted_from(m, p, version):
+                return False
+        return True
 
-    def _counted_from(self, m: Member | None, p: int, c: FragmentCounters) -> int:
+    def _counted_from(self, m: Member | None, p: int, version: int) -> int:
         """The earliest clock from which a learner's work on a fragment may count."""
-        if c.version != self.merged.versions[p]:
+        if version != self.merged.versions[p]:
             return 0
         if not self._policy.rebase:
             return self._work_from[p]
@@ -145,13 +157,16 @@ class ReportValidator:
         """Pairs each row with its fragment."""
         return zip(self._fragments, rows, strict=True)
 
-    def _exists(self, step: int, versions: Sequence[int]) -> bool:
+    def _is_a_clock(self, step: int) -> bool:
         past_the_end = self._total_steps is not None and step > self._total_steps
-        if step < 0 or past_the_end or len(versions) != len(self._fragments):
+        return step >= 0 and not past_the_end
+
+    def _exists(self, step: int, versions: Sequence[int]) -> bool:
+        if not self._is_a_clock(step) or len(versions) != len(self._fragments):
             return False
         return all(0 <= version <= self.merged.versions[p] for p, version in self._own(versions))
 
-    def _allows(self, learner: int, step: int, now: float) -> bool:
+    def allows(self, learner: int, step: int, now: float) -> bool:
         """Whether the learner's clock can be this large by now."""
         if self._began is None:
             self._began = self._at = self._heard = now

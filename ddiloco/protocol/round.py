@@ -41,6 +41,8 @@ class Round:
     arrived: dict[int, Contribution] = dataclasses.field(default_factory=dict)
     known: dict[int, int] = dataclasses.field(default_factory=dict)  # reported steps at the offer's arrival
     old: set[int] = dataclasses.field(default_factory=set)  # learners whose offer waits for a newer one
+    at_step: set[int] = dataclasses.field(default_factory=set)
+    """Live learners at the round's step, whose offers have arrived and are not old."""
     window_closes: float = 0.0  # end of the paper's window, which waits for all
     awaited: frozenset[int] = frozenset()  # learners waited for after it
     awaited_until: float = 0.0
@@ -64,6 +66,13 @@ class Round:
         """Number of offers in the quorum: arrived and not old."""
         return len(self.arrived) - len(self.old)
 
+    def advance(self, m: Member) -> None:
+        """Updates `at_step` for a live learner."""
+        if self.has_given(m.learner) and m.step >= self.id.step:
+            self.at_step.add(m.learner)
+        else:
+            self.at_step.discard(m.learner)
+
     def has_given(self, learner: int) -> bool:
         """Whether its offer has arrived and counts in the quorum; an old one is merged, but does not."""
         return learner in self.arrived and learner not in self.old
@@ -86,9 +95,11 @@ class Round:
         """
         if not self.has_given(m.learner) or self.phase is Phase.MERGING:
             return False
-        offer, now = self.arrived[m.learner], m.counters[self.id.fragment]
-        since = now.steps - self.known[m.learner]
-        return now.version >= offer.version and since > max(1, steps, offer.steps // 2)
+        offer, version = self.arrived[m.learner], m.version(self.id.fragment)
+        if version is None or version < offer.version:
+            return False
+        since = m.steps_on(self.id.fragment, version) - self.known[m.learner]
+        return since > max(1, steps, offer.steps // 2)
 
     def lacks(self, c: Contribution) -> bool:
         """Whether its learner has no offer here, or an old one that this may replace."""
@@ -111,6 +122,7 @@ class Round:
         self.known.clear()
         self.departed.clear()
         self.old.clear()
+        self.at_step.clear()
         self.left_out = ()
         self.left_owing.clear()
         self.began = None

@@ -11,7 +11,7 @@ from ddiloco.protocol import actions, events
 from ddiloco.protocol.asking import AGE, MIN_IN_TIME, OfferRequests, Overdue, worth_waiting
 from ddiloco.protocol.errors import LocalProtocolError
 from ddiloco.protocol.estimates import MovingAverage, grace, slack
-from ddiloco.protocol.membership import SHORTEST_LEAD, Member, Membership, MemberState
+from ddiloco.protocol.membership import SELDOM, SHORTEST_LEAD, Member, Membership, MemberState
 from ddiloco.protocol.messages import Contribution, RoundId, Watermark
 from ddiloco.protocol.policy import TIMING, SyncPolicy
 from ddiloco.protocol.prospects import Prospects
@@ -57,7 +57,7 @@ class Rounds:
         self.total_steps = total_steps
         self.members = members
         self._updates = Updates(policy, state, members.fragments, lineage, shard)
-        self._schedule = dataclasses.replace(policy.schedule, last=total_steps)
+        self._schedule = policy.schedule(total_steps)
         self._prospects = Prospects(policy, self._schedule, members)
         self._open: dict[int, Round] = {}  # by fragment, in the order of opening
         self._next = self._due_from(self._oldest + 1, 0)
@@ -67,12 +67,14 @@ class Rounds:
         self._overdue = Overdue(policy.offer_timeout, policy.num_fragments)
         self._touched: set[int] = set()  # fragments with an event of their own
         self._moved = self._ask_all = True  # whether to visit all rounds, and to ask all learners
+        self._furthest = 0  # clock of a live learner when all rounds were visited
         self._heard: set[int] = set()  # learners with new reports
         # By learner and fragment, offers that overtook the reports of their work, or arrived between rounds
-        self._waiting: dict[tuple[int, int], events.FragmentArrived] = {}
+        self._waiting: dict[int, dict[int, events.FragmentArrived]] = {}
         self._caught_up: set[int] = set()  # learners whose state has changed, for their waiting offers
         self._turned: set[int] = set()  # fragments of which a round has begun or ended
         self._joined = False  # whether a learner has joined since the front was computed
+        self._unchecked = 0  # events since `stuck` was determined
         self.stuck = False  # whether no open round can gain from the learners that are done
         self.over = False  # whether every round is merged, skipped or abandoned
 
@@ -105,10 +107,13 @@ class Rounds:
             self._caught_up.clear()
             self._turned.clear()
             return []
-        found = [key for key in self._waiting if key[0] in self._caught_up or key[1] in self._turned]
+        found = [offer for m in sorted(self._caught_up) for offer in self._waiting.get(m, {}).values()]
+        if self._turned:
+            others = (self._waiting[m] for m in self._waiting if m not in self._caught_up)
+            found += [offer for known in others for p, offer in known.items() if p in self._turned]
         self._caught_up.clear()
         self._turned.clear()
-        return [self._waiting[key] for key in found]
+        return found
 
     # Changes of membership, after `members` has them.
 
@@ -161,7 +166,7 @@ class Rounds:
             return []
         out = self._skip_turns()
         self.policy = self._asking.policy = self._prospects.policy = policy
-        self._schedule = dataclasses.replace(policy.schedule, last=self.total_steps)
+        self._schedule = policy.schedule(self.total_steps)
         self._prospects.schedule = self._schedule
         for m in self.members.present():
             m.lead, m.margin = min(policy.interval, m.lead), min(policy.interval / 4, m.margin)
@@ -192,7 +197,7 @@ class Rounds:
     def furthest(self, learner: int) -> Watermark:
         """The furthest work of a learner that is merged, or is in an arrived offer."""
         here = [r.arrived[learner] for r in self._open.values() if learner in r.arrived]
-        waiting = [offer.contribution for (m, _), offer in self._waiting.items() if m == learner]
+        waiting = [offer.contribution for offer in self._waiting.get(learner, {}).values()]
         here += [c for c in waiting if self.members.current(learner, c.incarnation) is not None]
         return max([self.merged.furthest(learner), *(c.upto for c in here)])
 
@@ -207,20 +212,30 @@ class Rounds:
         self._moved |= self._prospects.waited_enough(now)
         self._touched |= {p for p, closes in self._windows.items() if now >= closes}
         touched = [self._open[p] for p in sorted(self._touched & self._open.keys())]
+        ending = bool(touched or self._moved) and self._checks_end()
         if touched and not self._moved:
             out += self._move_rounds(touched, now)
-            out += (given_up := self._abandon())
+            out += (given_up := self._abandon() if ending else [])
             self._moved = bool(given_up)
         before = None
         while self._moved and before != (before := self._progress()):
             self._move_front(now)
             out += self._open_rounds()
             out += self._move_rounds(self._open.values(), now)
-            out += self._abandon()
-        if touched or self._moved:
+            out += self._abandon() if ending else []
+        if ending:
             self.stuck = self._prospects.is_stuck(self._open.values())
+        if touched or self._moved:
             self.over |= not self._open and self._next is None
         return out + self._ask(now)
+
+    def _checks_end(self) -> bool:
+        """Whether to look at all learners for rounds that cannot go on; seldom where there are many."""
+        self._unchecked += 1
+        if self._unchecked * SELDOM <= self.members.count:
+            return False
+        self._unchecked = 0
+        return True
 
     def _ask(self, now: float) -> Actions:
         out: Actions = []
@@ -247,6 +262,8 @@ class Rounds:
             r.left_owing.discard(learner)
             if learner not in r.arrived:
                 r.unasked.add(learner)
+            else:
+                r.advance(self._member(learner))
         self._heard.add(learner)
         self._moved = self._joined = True
         self._prospects.somebody_came()
@@ -259,6 +276,7 @@ class Rounds:
             if learner in r.arrived:
                 r.departed.add(learner)
                 r.old.discard(learner)  # no newer one will come
+                r.at_step.discard(learner)
         self._moved = True
         self._prospects.somebody_left(now)
 
@@ -277,10 +295,15 @@ class Rounds:
             elif r.has_aged(m, self.policy.interval // 2):
                 r.old.add(learner)
                 r.unasked.add(learner)
+                r.advance(m)
                 self._touched.add(r.id.fragment)
-            if r.phase is Phase.GATHERING and learner in r.arrived and m.step >= r.id.step:
-                self._touched.add(r.id.fragment)
-        moves = self.policy.quorum is None or m.step > self._asking.front.step or self._prospects.done(m)
+            if learner in r.arrived and m.step >= r.id.step:
+                r.advance(m)
+                if r.phase is Phase.GATHERING:
+                    self._touched.add(r.id.fragment)
+        moves = self.policy.quorum is None or m.step > self._furthest or self._prospects.done(m)
+        front = self._asking.front.step
+        moves = moves or (m.step > front and self.members.front(self.policy.quorum) != front)
         self._moved |= moves or any(r.departed for r in self._open.values())
         return [*self._updates.resend(m, now)]
 
@@ -295,6 +318,7 @@ class Rounds:
         if front != self._asking.front.step:
             self._ask_all = True
         self._asking.front.move(front, now, self._joined)
+        self._furthest = self.members.furthest()
         self._joined = False
 
     def _open_rounds(self) -> Actions:
@@ -414,7 +438,7 @@ class Rounds:
         """Accepts an offer, or stores it until it can be; releases superseded offers."""
         c, p = event.contribution, event.round.fragment
         before = self._kept(c.learner, p)
-        waiting = self._waiting.get((c.learner, p))
+        waiting = self._waiting.get(c.learner, {}).get(p)
         m = self.members.current(c.learner, c.incarnation)
         if m is not None and waiting is not event:  # else it is handled again
             self._asking.arrived(m, event.round, c, now)
@@ -422,9 +446,12 @@ class Rounds:
         if waiting is not None and waiting.contribution.upto > c.upto:
             out.append(actions.Drop(c.learner, "an offer behind a later one", event.round))
         elif self.members.is_early(c, self.policy) or self._is_between_rounds(c):
-            self._waiting[c.learner, p] = event
+            self._waiting.setdefault(c.learner, {})[p] = event
         else:
-            self._waiting.pop((c.learner, p), None)
+            if waiting is not None:
+                del self._waiting[c.learner][p]
+                if not self._waiting[c.learner]:
+                    del self._waiting[c.learner]
             self._touched.add(p)
             out += self._offered(event)
         kept, known = self._kept(c.learner, p), dict.fromkeys([*before, c])
@@ -440,7 +467,7 @@ class Rounds:
 
     def _kept(self, learner: int, fragment: int) -> list[Contribution]:
         """A learner's offers of the fragment whose arrays are needed."""
-        r, waiting = self._open.get(fragment), self._waiting.get((learner, fragment))
+        r, waiting = self._open.get(fragment), self._waiting.get(learner, {}).get(fragment)
         kept = [] if waiting is None else [waiting.contribution]
         if r is not None and r.phase is not Phase.MERGING and learner in r.arrived:
             kept.append(r.arrived[learner])
@@ -450,7 +477,7 @@ class Rounds:
     def offers(self) -> set[Contribution]:
         """Offers whose arrays are kept."""
         gathering = [r for r in self._open.values() if r.phase is not Phase.MERGING]
-        waiting = {offer.contribution for offer in self._waiting.values()}
+        waiting = {offer.contribution for known in self._waiting.values() for offer in known.values()}
         return waiting | {c for r in gathering for c in r.arrived.values()}
 
     def _offered(self, event: events.FragmentArrived) -> Actions:
@@ -478,6 +505,7 @@ class Rounds:
         r.unasked.discard(c.learner)
         r.arrived[c.learner] = c
         r.old.discard(c.learner)
+        r.advance(m)
         # It may overtake reports.
         r.known[c.learner] = c.steps if late else max(c.steps, m.steps_on(c.fragment, c.version))
         return []

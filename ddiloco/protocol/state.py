@@ -35,7 +35,8 @@ class SyncerState:
     """The state that a syncer is restarted from after a crash; plain numbers, kept durable by its driver.
 
     Before a driver sends MergeFinished, `state.after(round)` is durable together with the fragment; before
-    it carries out the actions of a LearnerJoined, `SyncerCore.state()` is. Nothing else has to be durable.
+    it carries out the actions of a LearnerJoined, the newest `SyncerCore.incarnation` of that learner is.
+    Nothing else has to be durable.
     """
 
     versions: tuple[int, ...]  # by fragment

@@ -97,6 +97,11 @@ class SyncerCore:
         """What must survive a crash, as of now; after a merge it is `state().after(round, lineage)`."""
         return self._rounds.merged.with_incarnations(self._members.incarnations())
 
+    def incarnation(self, learner: int) -> int | None:
+        """The newest incarnation of a learner; None: unknown."""
+        m = self._members.newest(learner)
+        return None if m is None else m.incarnation
+
     def lost_for_good(self, absent: Callable[[int], bool]) -> list[events.LearnerLost]:
         """Its first events after a restart: the loss of known learners that can no longer join."""
         known, why = self._members.incarnations(), "is no learner of the run any more"

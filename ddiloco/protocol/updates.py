@@ -90,7 +90,7 @@ class Updates:
         """Sends updates again that the learner's reports do not confirm within the resend timeout."""
         out: list[actions.Send] = []
         for fragment, (version, sent_at) in list(m.sent.items()):
-            if m.version(fragment) >= version:
+            if (held := m.version(fragment)) is not None and held >= version:
                 del m.sent[fragment]
             elif now >= sent_at + self._resend_timeout:
                 out += self.send(fragment, [m], now)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from ddiloco.config import ConfigError
 from ddiloco.outer.codecs import CODECS
-from ddiloco.outer.encoding import encoded_bytes
+from ddiloco.outer.encoding import encoded_bytes, traffic
 from ddiloco.outer.fragments import FragmentLayout
 from ddiloco.outer.optimizer import OuterConfig, make_outer_optimizer
 from ddiloco.protocol.learner import KEPT_OFFERS
@@ -68,11 +68,8 @@ def merging_needs(
 
 def round_bytes(layout: FragmentLayout, outer: OuterConfig, learners: int, fragments: Sequence[int]) -> int:
     """Additional memory of one open round; links slower than the overlap keep more rounds open."""
-    encoded, decoded = encoded_bytes(layout, outer.codec), 0 if outer.codec == "f32" else 1
-    return max(
-        learners * (encoded[p] + decoded * layout.bytes[p]) + _outer_state(layout, outer, p)
-        for p in fragments
-    )
+    sizes = [_received(layout, outer.codec_of(m)) for m in range(learners)]
+    return max(sum(each[p] for each in sizes) + _outer_state(layout, outer, p) for p in fragments)
 
 
 def syncer_needs(experiment: Experiment, layout: FragmentLayout, shard: int = 0) -> Needs:
@@ -110,26 +107,30 @@ def learner_needs(experiment: Experiment, layout: FragmentLayout, hosts: int) ->
     joining = 2 * whole + 2 * inner
     kept = whole if outer.update_codec != "f32" else 0
     kept += (e.sync.overlap + 1) * offer_bytes(layout, outer)
-    anchors = (outer.codec != "f32" or e.sync.rebase) + outer.error_feedback
+    anchors = (not outer.all_exact or e.sync.rebase) + outer.error_feedback
     copies = int(bool(e.recovery.checkpoint_every or e.snapshot.every))
     kept += copies * ((1 + anchors) * whole + inner)
     return Needs(whole // hosts, max(joining, kept + donor_bytes(e)) // hosts)
 
 
 def offer_bytes(layout: FragmentLayout, outer: OuterConfig) -> int:
-    """The share of an offer, from when it is made until its update has come."""
-    return max(encoded_bytes(layout, outer.codec)) + max(layout.bytes)
+    """The share of an offer in the widest codec, from when it is made until its update has come."""
+    return max(map(max, traffic(layout, outer).offers)) + max(layout.bytes)
 
 
 def kept_offers(layout: FragmentLayout, outer: OuterConfig, rebase: bool, sizes: Sequence[int]) -> list[int]:
     """What a learner keeps of an offer of each fragment, of these float32 `sizes`, until it is merged.
 
     With rebase that is the outer gradient, which in an exact codec is what is sent. A lossy one adds the
-    encoding, and error feedback what that leaves out.
+    encoding, and error feedback what that leaves out. Where codecs differ it is that of most bytes.
     """
-    apart = (rebase and not CODECS[outer.codec].exact) + outer.error_feedback
-    shares = zip(encoded_bytes(layout, outer.codec), layout.bytes, sizes, strict=True)
-    return [math.ceil((apart + sent / whole) * size) for sent, whole, size in shares]
+
+    def kept(codec: str) -> list[int]:
+        apart = (rebase and not CODECS[codec].exact) + outer.with_codec(codec).error_feedback
+        shares = zip(encoded_bytes(layout, codec), layout.bytes, sizes, strict=True)
+        return [math.ceil((apart + sent / whole) * size) for sent, whole, size in shares]
+
+    return max(map(kept, outer.codecs), key=sum)
 
 
 def device_offers(layout: FragmentLayout, outer: OuterConfig, sync: SyncPolicy, sizes: Sequence[int]) -> int:
@@ -143,9 +144,15 @@ def late_offers(layout: FragmentLayout, outer: OuterConfig) -> tuple[int, int]:
 
     The syncer has one offer of each fragment, encoded and decoded; the learner KEPT_OFFERS, at most.
     """
-    decoded = 0 if CODECS[outer.codec].exact else sum(layout.bytes)
     kept = KEPT_OFFERS * sum(kept_offers(layout, outer, True, layout.bytes))
-    return sum(encoded_bytes(layout, outer.codec)) + decoded, kept
+    return max(sum(_received(layout, codec)) for codec in outer.codecs), kept
+
+
+def _received(layout: FragmentLayout, codec: str) -> list[int]:
+    """What the syncer has of an offer of each fragment: as it came, and decoded."""
+    decoded = 0 if CODECS[codec].exact else 1
+    shares = zip(encoded_bytes(layout, codec), layout.bytes, strict=True)
+    return [sent + decoded * whole for sent, whole in shares]
 
 
 def donor_bytes(experiment: Experiment) -> int:

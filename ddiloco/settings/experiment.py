@@ -312,6 +312,9 @@ class Experiment:
             count = len(getattr(self.train, name))
             if count not in (0, learners):
                 yield f"train.{name}: has {count} entries, but {known} is {learners}"
+        codecs = len(self.outer.each_codec)
+        if not isinstance(self.outer.codec, str) and not self.sync.num_learners <= codecs <= learners:
+            yield f"outer.codec: has {codecs} entries, but {known} is {learners}"
         alike = len({self.batch_size(m) for m in range(learners)}) == 1
         parts = self.train.sub_shards
         if any(self.batch_size(m) % parts for m in range(learners)):

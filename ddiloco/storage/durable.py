@@ -43,6 +43,7 @@ RETRY_SECONDS = 1.0  # between attempts to write what was merged
 SHOWN_SECONDS = 90.0  # for a shared disk to show what others wrote; NFS may show what was there a minute ago
 
 _INCARNATIONS = "incarnations"
+MIN_APPENDED = 64  # incarnations that are appended to their file before it is written anew
 
 Found = TypeVar("Found")
 
@@ -109,6 +110,8 @@ class DurableState:
         self._keep = keep
         self._owner = Owner(folder.parent)
         self._found: tuple[int, int] | None = None  # which folder it is, once something was read or written
+        self._known: dict[int, int] = {}  # incarnations, by learner
+        self._appendable = 0  # that may still be added to their file; 0: it is to be written anew
 
     def begin(self, model: GlobalModel) -> None:
         """Writes the initial fragments of a run; raises OSError if the disk refuses."""
@@ -116,7 +119,7 @@ class DurableState:
         self._found = self._which()
         for p in model.fragments:  # copies of one at a time
             self._save(model.state(p), _Made(RoundId(0, p), 0, 0, NO_WATERMARKS))
-        self._save_incarnations(())
+        self._save_incarnations()
 
     def complete(self) -> None:
         """Marks that the folder has all that a restart needs; raises OSError."""
@@ -159,9 +162,16 @@ class DurableState:
                 return False
 
     def remember(self, incarnations: Sequence[tuple[int, int]]) -> bool:
-        """Makes the newest incarnation of each learner durable; an alarm, and False, if the disk refuses."""
+        """Makes learners' newest incarnations durable; an alarm, and False, if the disk refuses."""
+        self._known.update(incarnations)
         try:
-            self._save_incarnations(incarnations)
+            self._owner.check()
+            if len(incarnations) > self._appendable:
+                self._save_incarnations()
+            else:
+                left, self._appendable = self._appendable - len(incarnations), 0
+                checksummed_json.append(self._incarnations(), {str(m): n for m, n in incarnations})
+                self._appendable = left
         except OSError as error:
             self._alarm(error, "incarnations are not durable")
             return False
@@ -181,8 +191,9 @@ class DurableState:
             found = [one.path for one in kept.get(path.name, ()) if versions and one.version == versions[p]]
             fragment_history.linked_or_copied(*found[:1] or [path], folder / path.name)
             newest = max(newest, int(array_file.load_header(folder / path.name, FRAGMENT)["merged_step"]))
-        for path in self._all_incarnations():
-            fragment_history.linked_or_copied(path, folder / path.name)
+        for path in self._all_incarnations():  # copied: links would change when more learners join
+            known = {str(m): number for m, number in self._known_to(path)}
+            checksummed_json.save(folder / path.name, known)
         RunMark(self.run, secrets.token_hex(8)).save(folder)
         return newest
 
@@ -211,7 +222,9 @@ class DurableState:
             state = made.after(state)
         for p in model.fragments:
             self._keep_version(p, state.versions[p], state.merged_steps[p])
-        return state.with_incarnations(self._load_incarnations())
+        known = self._load_incarnations()
+        self._known = dict(known)
+        return state.with_incarnations(known)
 
     def state(self) -> SyncerState:
         """The state that an earlier syncer left, by the headers of the fragments alone.
@@ -311,9 +324,11 @@ class DurableState:
     def _alarm(self, error: OSError, what: str) -> None:
         self._record(records.Alarm(f"{self.folder}: {records.reason(error)}: {what}", time.time()))
 
-    def _save_incarnations(self, incarnations: Sequence[tuple[int, int]]) -> None:
+    def _save_incarnations(self) -> None:
+        """Writes all of them; as many may be appended, so that a file is at most twice as long as needed."""
         self._owner.check()
-        checksummed_json.save(self._incarnations(), {str(m): number for m, number in incarnations})
+        checksummed_json.save(self._incarnations(), {str(m): number for m, number in self._known.items()})
+        self._appendable = len(self._known) + MIN_APPENDED
 
     def _load_incarnations(self) -> tuple[tuple[int, int], ...]:
         """The newest incarnation of each learner, over all shards, whose number may have changed."""

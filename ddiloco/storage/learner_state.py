@@ -63,6 +63,7 @@ class StateHeader:
       run: the run's id, hex.
       layout: fingerprint of the fragments.
       codec: the settings on which anchors, residuals and kept offers depend.
+      gradients: whether outer gradients are sent for others' sake, not because of these settings.
       work: of the learner's core.
       position: where its batches stand, as `Batches.get_state` gives it.
       num_shards: of the data, to which the position belongs.
@@ -84,6 +85,7 @@ class StateHeader:
     steps: int
     origin: tuple[int, int, int] | None = None
     time: float = 0.0
+    gradients: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

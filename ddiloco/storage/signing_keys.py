@@ -1,4 +1,4 @@
-"""The keys with which the parties of a run sign: a private key of one's own, and the public ones of others.
+"""The signing keys of a run's parties: each one's private key, and the public keys of all.
 
 A party is "syncer", "shard-S" for a further shard, or "learner-M". Its private key is WORKDIR/keys/NAME.key
 in PEM: Ed25519, made at its first start, or of an elliptic curve, as of `scripts/make_certs.sh`. Imported

@@ -1,4 +1,4 @@
-"""The timing of a run's rounds as it was set last, and what the change has gained since."""
+"""The newest timing of a run's rounds, and the measured gain of its last change."""
 
 from __future__ import annotations
 

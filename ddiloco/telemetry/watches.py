@@ -1,4 +1,4 @@
-"""What looks on the records of a process as they pass: its health, a profile, and steps that are skipped."""
+"""Observers of a process's records: its health, a profile, and skipped steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A learner's compiled programs on one mesh: the inner step, and its state made, copied and taken over."""
+"""A learner's compiled programs on one mesh: the inner step; making, copying and loading of its state."""
 
 from __future__ import annotations
 

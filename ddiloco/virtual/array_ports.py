@@ -32,7 +32,7 @@ class SyncerArrays(Protocol):
     def fragment(self, fragment: int) -> Payload:
         """A global fragment."""
 
-    def received(self, fragment: int, payload: Payload) -> Payload:
+    def received(self, fragment: int, payload: Payload, learner: int) -> Payload:
         """A learner's fragment, to be merged; raises InvalidContribution if it is unsound."""
 
     def merge(

@@ -31,7 +31,8 @@ class VirtualSyncer:
         """`shard`: which of the fleet's it is."""
         self.shard, self.arrays = shard, arrays
         self.finished_at: float | None = None
-        self.durable = SyncerState.initial(fleet.policy.num_fragments)
+        self._durable = SyncerState.initial(fleet.policy.num_fragments)
+        self._remembered: dict[int, int] = {}  # incarnations that are durable, but not yet in it
         self._fleet, self._calendar, self._observer = fleet, fleet.calendar, fleet.observer
         self._process = 0
         self._merging_until = 0.0  # merges are made one after the other
@@ -58,6 +59,19 @@ class VirtualSyncer:
     def lineage(self) -> int:
         """Lineage of the versions of the present process."""
         return self._process
+
+    @property
+    def durable(self) -> SyncerState:
+        """The state from which a new process starts."""
+        if self._remembered:
+            known = newest_incarnations(self._durable.incarnations, self._remembered.items())
+            self.durable = self._durable.with_incarnations(known)
+        return self._durable
+
+    @durable.setter
+    def durable(self, state: SyncerState) -> None:
+        self._durable = state
+        self._remembered.clear()
 
     def furthest(self, learner: int) -> Watermark:
         """The furthest merged work of the learner, or that the present process may still merge."""
@@ -116,7 +130,7 @@ class VirtualSyncer:
     ) -> tuple[events.FragmentArrived | events.OfferFailed, Payload]:
         """The event with its arrays; OfferFailed if the fragment is invalid."""
         try:
-            return event, self.arrays.received(event.round.fragment, payload)
+            return event, self.arrays.received(event.round.fragment, payload, event.contribution.learner)
         except InvalidContribution as error:
             c, problem = event.contribution, str(error)
         self._observer.guarded(event.round, (Notice("unsound", c.learner, problem),), self._calendar.now)
@@ -131,7 +145,7 @@ class VirtualSyncer:
         raise error
 
     def remember(self, incarnations: Sequence[tuple[int, int]]) -> bool:
-        self.durable = self.durable.with_incarnations(tuple(incarnations))
+        self._remembered.update(incarnations)
         return True
 
     def deliver(self, receiver: tuple[int, int], delivery: EventDelivery) -> None:
@@ -414,8 +428,8 @@ class Fleet:
             self._routes[shard, event.learner, event.incarnation] = process
             connection = syncer.lineage
         if isinstance(event, events.FragmentArrived):
-            size = self.syncer.arrays.traffic.offer[event.round.fragment]
-            self.observer.transferred(event.contribution.learner, size, 0)
+            size = self.syncer.arrays.traffic.offer(process.number)[event.round.fragment]
+            self.observer.transferred(process.number, size, 0)
         times = process.place.up.arrivals(self.calendar.now, size, shard)
         for time in times:
             self.calendar.at(time, syncer.take, event, payload, connection)

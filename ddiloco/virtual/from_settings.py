@@ -76,8 +76,9 @@ def merge_timeout(experiment: Experiment, traffic: Traffic) -> float:
         if v.availability == "trace"
         else 0.0
     )
-    sent = sum(traffic.offer + traffic.version) / min(v.bandwidth) if v.bandwidth else 0.0
-    turn = sent + 2 * (max(v.latency) + max(v.jitter)) + v.merge_seconds
+    sent = max(map(sum, traffic.offers)) + sum(traffic.version)
+    transfers = sent / min(v.bandwidth) if v.bandwidth else 0.0
+    turn = transfers + 2 * (max(v.latency) + max(v.jitter)) + v.merge_seconds
     return told + v.recovery_seconds + horizon(experiment) + _HORIZON * turn
 
 

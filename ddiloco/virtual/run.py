@@ -50,10 +50,10 @@ class GlobalArrays:
         """The pieces of a global fragment; they stay as they are through later merges."""
         return self.model.fragment(fragment)[1]
 
-    def received(self, fragment: int, payload: Offer) -> Pieces:
+    def received(self, fragment: int, payload: Offer, learner: int) -> Pieces:
         """A learner's fragment, decoded; raises InvalidContribution if it is unsound."""
         # A difference is against the present version; if not, the core drops the offer.
-        pieces = self.model.decode(fragment, payload.on_host())
+        pieces = self.model.decode(fragment, payload.on_host(), learner)
         self.model.validate(fragment, pieces)
         return pieces
 

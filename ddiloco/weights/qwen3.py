@@ -1,4 +1,4 @@
-"""Qwen3 (arXiv 2505.09388), which the dense decoder is, and Qwen3-MoE, the mixture of experts."""
+"""Qwen3 (arXiv 2505.09388), the counterpart of the dense decoder, and Qwen3-MoE, that of the experts."""
 
 from __future__ import annotations
 

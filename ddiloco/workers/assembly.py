@@ -252,10 +252,10 @@ class Assembly:
     def equipment(self) -> list[Equipment]:
         """The compiled equipment of each learner; different meshes are compiled in parallel."""
         keys = [(mesh, self.recipe.kind((m,))) for m, mesh in enumerate(self.learner_meshes())]
-        placements = [self._placement(key) for key in keys]
+        placements = [(self._placement(key), self._codec(m)) for m, key in enumerate(keys)]
         with concurrent.futures.ThreadPoolExecutor(max_workers=8) as pool:
             programs = {key: pool.submit(self.recipe.program, *key) for key in dict.fromkeys(keys)}
-            transfers = {at: pool.submit(self._transfer, at) for at in dict.fromkeys(placements)}
+            transfers = {at: pool.submit(self._transfer, *at) for at in dict.fromkeys(placements)}
         parts = zip(keys, placements, strict=True)
         return [
             self._equipment(m, programs[key].result(), transfers[at].result())
@@ -267,13 +267,15 @@ class Assembly:
         key = self.own_mesh(), self.recipe.kind((learner,))
         with concurrent.futures.ThreadPoolExecutor(1) as pool:  # loading from the cache holds no lock
             program = pool.submit(self.recipe.program, *key)
-            transfer = self._transfer(self._placement(key))
+            transfer = self._transfer(self._placement(key), self._codec(learner))
         batches = self.recipe.host_batches(learner, key[0]) if hosts > 1 else None
         return self._equipment(learner, program.result(), transfer, batches)
 
     def reassigned(self, equipment: Equipment, learner: int) -> Equipment:
         """The same programs for another learner of the same kind."""
-        return self._equipment(learner, equipment.program, equipment.transfer)
+        key = equipment.program.mesh, self.recipe.kind((learner,))
+        transfer = self._transfer(self._placement(key), self._codec(learner))  # compiled for its codec
+        return self._equipment(learner, equipment.program, transfer)
 
     def program(self, mesh: Mesh, shards: Sequence[int]) -> Program:
         """The compiled step of a job that trains on these shards."""
@@ -302,9 +304,13 @@ class Assembly:
     def _placement(self, key: tuple[Mesh, Hashable]) -> tuple[tuple[str, Sharding], ...]:
         return tuple(self.recipe.shardings(*key).items())
 
-    def _transfer(self, placement: tuple[tuple[str, Sharding], ...]) -> FragmentTransfer:
+    def _codec(self, learner: int) -> str:
+        return self.experiment.outer.codec_of(learner)
+
+    def _transfer(self, placement: tuple[tuple[str, Sharding], ...], codec: str) -> FragmentTransfer:
         outer, rebase = self.experiment.outer, self.experiment.sync.rebase
-        return _compiled_transfer(self.layout, placement, outer.codec, outer.error_feedback, rebase)
+        feedback = outer.with_codec(codec).error_feedback
+        return _compiled_transfer(self.layout, placement, codec, feedback, rebase, not outer.all_exact)
 
 
 @functools.lru_cache(maxsize=16)  # it keeps no array, so that all runs of a process share it
@@ -314,9 +320,10 @@ def _compiled_transfer(
     codec: str,
     error_feedback: bool,
     rebase: bool,
+    gradients: bool,
 ) -> FragmentTransfer:
     shardings, shapes = dict(placement), dict(layout.shapes)
-    transfer = FragmentTransfer(layout, shardings, codec, error_feedback, rebase)
+    transfer = FragmentTransfer(layout, shardings, codec, error_feedback, rebase, gradients)
     # Zeros, since making initial parameters would compile their generators for every mesh.
     zeros = [np.zeros(array_shape(name, shapes), np.float32) for name in shardings]
     transfer.compile(dict(zip(shardings, placed(zeros, tuple(shardings.values())), strict=True)))

@@ -1,4 +1,4 @@
-"""A learner's thread: has its actor step without a pause, and gives it what arrives, with the time."""
+"""A learner's thread: steps its actor without a pause, and passes it arriving messages, with the time."""
 
 from __future__ import annotations
 

@@ -23,40 +23,42 @@ class Links:
     """Links by learner and incarnation. Any thread sets them, the syncer's uses and forgets them."""
 
     def __init__(self) -> None:
-        self._links: dict[tuple[int, int], LearnerLink] = {}
+        self._links: dict[int, dict[int, LearnerLink]] = {}  # by learner and incarnation
         self._setting = threading.Lock()
 
     def __len__(self) -> int:
-        return len(self._links)
+        return sum(map(len, self._links.values()))
 
     def set(self, learner: int, incarnation: int, link: LearnerLink) -> None:
         """Sets how to reach an incarnation."""
         with self._setting:
-            self._links[learner, incarnation] = link
+            self._links.setdefault(learner, {})[incarnation] = link
 
     def deliver(self, receiver: tuple[int, int], delivery: Delivery) -> None:
         """Delivers to (learner, incarnation) if there is a link, as there is once it has joined."""
-        link = self._links.get(receiver)
+        link = self._get(*receiver)
         if link is not None:
             link.deliver(delivery)
 
     def begun(self, learner: int, incarnation: int) -> None:
         """Notifies a link that its incarnation is live."""
-        link = self._links.get((learner, incarnation))
+        link = self._get(learner, incarnation)
         if link is not None:
             link.begun(incarnation)
 
     def joined(self, event: events.LearnerJoined) -> None:
         """Forgets earlier incarnations of a link that leads to a newer one by now."""
-        link = self._links.get((event.learner, event.incarnation))
-        for learner, incarnation in list(self._links):
-            earlier = learner == event.learner and incarnation < event.incarnation
-            if earlier and self._links.get((learner, incarnation)) is link:
-                self._links.pop((learner, incarnation), None)
+        with self._setting:
+            own = self._links.get(event.learner, {})
+            link = own.get(event.incarnation)
+            for earlier in [n for n, known in own.items() if n < event.incarnation and known is link]:
+                del own[earlier]
 
     def lost(self, learner: int, incarnation: int) -> None:
         """Forgets the link of a lost incarnation if it is closed; the learner may have reconnected."""
         with self._setting:
-            link = self._links.get((learner, incarnation))
-            if getattr(link, "over", False):  # links without connections live as long as the learner
-                del self._links[learner, incarnation]
+            if getattr(self._get(learner, incarnation), "over", False):  # others live as long as the learner
+                del self._links[learner][incarnation]
+
+    def _get(self, learner: int, incarnation: int) -> LearnerLink | None:
+        return self._links.get(learner, {}).get(incarnation)

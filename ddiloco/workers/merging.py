@@ -85,7 +85,7 @@ class Merging:
         try:
             if (unsigned := self._tape.problem(event, lambda: pieces_sha256(arrays))) is not None:
                 raise InvalidContribution(unsigned)
-            pieces = self._model.decode(p, arrays)
+            pieces = self._model.decode(p, arrays, c.learner)
             self._model.validate(p, pieces)
         except Exception as error:
             self._note_guarded([Notice("unsound", c.learner, str(error))], event.round)

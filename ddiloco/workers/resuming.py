@@ -39,13 +39,15 @@ class ResumedLearner:
         self.arrays.clear()
 
 
-def about_states(experiment: Experiment, layout: FragmentLayout, run: str) -> dict[str, Any]:
-    """The run's identity as in headers of learners' states; others are not resumed."""
-    outer = experiment.outer
+def about_states(experiment: Experiment, layout: FragmentLayout, run: str, learner: int) -> dict[str, Any]:
+    """The run's identity as in headers of the learner's states; others are not resumed."""
+    outer, rebase = experiment.outer, experiment.sync.rebase
+    own = outer.with_codec(outer.codec_of(learner))
     return {
         "run": run,
         "layout": layout.fingerprint,
-        "codec": (outer.codec, outer.error_feedback, experiment.sync.rebase),
+        "codec": (own.codec, own.error_feedback, rebase),
+        "gradients": own.all_exact and not outer.all_exact and not rebase,
         "num_shards": experiment.num_data_shards,
     }
 

@@ -40,7 +40,7 @@ class SyncerDriver(Protocol):
         """What becomes of an event on which the core raised; raises the error if that ends the syncer."""
 
     def remember(self, incarnations: Sequence[tuple[int, int]]) -> bool:
-        """Makes known incarnations durable, before any is welcomed; whether they are."""
+        """Makes learners' newest incarnations durable, before any is welcomed; whether they are."""
 
     def deliver(self, receiver: tuple[int, int], delivery: EventDelivery) -> None:
         """Sends to (learner, incarnation)."""
@@ -71,7 +71,8 @@ class SyncerActor:
         self.core = core
         self.offers: dict[Contribution, Decoded] = {}
         self._driver = driver
-        self._known: Sequence[tuple[int, int]] = ()  # incarnations that are durable
+        self._known: dict[int, int] = {}  # incarnations that are durable
+        self._joined: set[int] = set()  # learners whose newest one may not be
         # By fragment, the newest version and the one before, which the core sends until it knows the newest.
         self._versions = {p: [version] for p, version in versions.items()}
         self._measured: dict[int, Mapping[str, Any]] = {}  # by fragment, of its newest merge
@@ -80,10 +81,9 @@ class SyncerActor:
     def handle(self, *taken: events.SyncerEvent, now: float) -> None:
         """Takes events that bring no arrays; joins together, after one write to the disk."""
         decided = [action for event in taken for action in self._decide(event, now)]
-        if any(isinstance(event, events.LearnerJoined) for event in taken):
-            known = self.core.state().incarnations
-            if known != self._known and self._driver.remember(known):
-                self._known = known
+        self._joined |= {event.learner for event in taken if isinstance(event, events.LearnerJoined)}
+        if self._joined:
+            self._remember()
         self.perform(decided)
 
     def take_offer(self, event: events.FragmentArrived, arrays: Decoded, now: float) -> None:
@@ -91,6 +91,13 @@ class SyncerActor:
         decided = self._decide(event, now)
         self.offers.setdefault(event.contribution, arrays)  # the first, if it comes twice
         self.perform(decided)
+
+    def _remember(self) -> None:
+        newest = ((m, self.core.incarnation(m)) for m in sorted(self._joined))
+        new = tuple((m, n) for m, n in newest if n is not None and n != self._known.get(m))
+        if not new or self._driver.remember(new):
+            self._known.update(new)
+            self._joined.clear()
 
     def merged(
         self,

@@ -65,7 +65,8 @@ class FragmentTransfer:
     Arrays may be stacks of layers (`ddiloco.outer.stacks`), of which a fragment has some rows.
 
     Attributes:
-      keeps_anchors: whether offers are outer gradients, from the version that the learner adopted.
+      keeps_anchors: whether offers are outer gradients, from the version that the learner adopted: with a
+        lossy codec or rebase, or if others of the run send these.
       error_feedback: whether they take a residual and leave another.
       rebase: whether they also hold it as it is, so that an update can be applied beside later work.
     """
@@ -77,12 +78,14 @@ class FragmentTransfer:
         codec: str = "f32",
         error_feedback: bool = False,
         rebase: bool = False,
+        gradients: bool = False,
     ) -> None:
-        self.keeps_anchors = rebase or not CODECS[codec].exact
+        """`gradients`: whether others of the run send outer gradients."""
+        self.keeps_anchors = rebase or gradients or not CODECS[codec].exact
         self.error_feedback = error_feedback
         self.rebase = rebase
         self._layout = layout
-        kind = shardings, codec, error_feedback, rebase
+        kind = shardings, codec, error_feedback, rebase, self.keeps_anchors
         self._fragments = [_Fragment(layout, p, *kind) for p in range(layout.num_fragments)]
 
     def offer(
@@ -101,7 +104,8 @@ class FragmentTransfer:
         tensors = own.of(params)
         if self.keeps_anchors:
             arrays, left, gradient = own.encode(tensors, tuple(anchor), tuple(residual))
-            offer = Offer(arrays, left, arrays if own.sends_gradient else gradient, own.sent_shapes)
+            exact = arrays if self.rebase and own.sends_gradient else gradient
+            offer = Offer(arrays, left, exact, own.sent_shapes)
         else:
             offer = Offer(own.copy(tensors))
         for array in offer.arrays:
@@ -200,6 +204,7 @@ class _Fragment:
         codec: str,
         error_feedback: bool,
         rebase: bool,
+        gradients: bool,
     ) -> None:
         self._layout, self._p, self._shardings, self._codec = layout, p, shardings, CODECS[codec]
         self._rebases = rebase
@@ -207,8 +212,9 @@ class _Fragment:
         self._arrays = tuple(dict.fromkeys(self._homes[name][0] for name in layout.names(p)))
         self.shapes, self.placement = layout.piece_shapes(p), placement(layout, p, shardings)
         self.sent_shapes = tuple(part.shape for part in wire_format(layout, p, codec))
-        self.sends_gradient = rebase and self._codec.exact  # as it is
-        left, gradient = (self.placement if kept else () for kept in (error_feedback, rebase))
+        self.sends_gradient = gradients and self._codec.exact  # as it is
+        kept = error_feedback, rebase or self.sends_gradient
+        left, gradient = (self.placement if keeps else () for keeps in kept)
         encoded = (gradient, (), ()) if self.sends_gradient else (None, left, gradient)
         self.copy = jax.jit(self._copy, out_shardings=self.placement)
         self.encode = jax.jit(self._encode, out_shardings=encoded)
@@ -246,7 +252,8 @@ class _Fragment:
     def _encode(self, tensors: Parameters, anchor: Arrays, residual: Arrays) -> tuple[Arrays, Arrays, Arrays]:
         laid = [at if isinstance(at, NamedSharding) and at.mesh.size > 1 else None for at in self.placement]
         pieces = self._take(tensors)
-        gradient = tuple(map(jnp.subtract, anchor, pieces)) if self._rebases else ()
+        wanted = self._rebases or self.sends_gradient
+        gradient = tuple(map(jnp.subtract, anchor, pieces)) if wanted else ()
         if self.sends_gradient:
             return gradient, (), ()
         return *encode(self._codec, pieces, anchor, residual, laid), gradient

@@ -12,7 +12,7 @@ from experiments.cli import program
 from experiments.cli.tables import markdown
 
 NAMES = ("learner", "merge", "donation", "memory", "snapshot", "tape", "schedules")
-NAMES += ("protocol", "guard", "syncer", "hosts", "accelerator", "receipts")
+NAMES += ("protocol", "guard", "syncer", "fanin", "hosts", "accelerator", "receipts")
 _FUNCTIONS = {  # of benchmarks that are not `run` of the module of their name
     "guard": "merge:run_guard",
     "donation": "stepping:run_donation",
@@ -38,7 +38,12 @@ _FAIR = flags.DEFINE_bool(
 _SIZE = flags.DEFINE_enum(
     "size", "400m", ["160m", "400m", "1b"], "Benchmark accelerator: the preset of configs/dense.py."
 )
+_LEARNERS = flags.DEFINE_integer("learners", 1000, "Benchmark fanin: learners.", lower_bound=1)
+_HOSTS = flags.DEFINE_integer("hosts", 1, "Benchmark fanin: hosts of each learner.", lower_bound=1)
+_FRAGMENTS = flags.DEFINE_integer("fragments", 24, "Benchmark fanin: P.", lower_bound=1)
+_RATE = flags.DEFINE_float("rate", 0.5, "Benchmark fanin: steps a second of each learner.", lower_bound=0.01)
 _OF = {"schedules": "schedules", "seed": "schedules", "fair": "schedules", "size": "accelerator"}
+_OF |= dict.fromkeys(("learners", "hosts", "fragments", "rate"), "fanin")
 
 
 def main(arguments) -> int:
@@ -58,6 +63,12 @@ def main(arguments) -> int:
     more = {
         "schedules": {"schedules": _SCHEDULES.value, "seed": _SEED.value, "fair": _FAIR.value},
         "accelerator": {"size": _SIZE.value},
+        "fanin": {
+            "learners": _LEARNERS.value,
+            "hosts": _HOSTS.value,
+            "fragments": _FRAGMENTS.value,
+            "rate": _RATE.value,
+        },
     }.get(name, {})
     try:
         module, _, function = _FUNCTIONS.get(name, f"{name}:run").partition(":")

@@ -70,6 +70,8 @@ class PlayedTraffic:
     turns: int = 1
     learners: int = 8
     fragments: int = 24
+    preset: str = "streaming"
+    hosts: int = 1  # of each learner
 
     @property
     def fragment_bytes(self) -> int:
@@ -121,7 +123,7 @@ class PlayedRun:
 def play(traffic: PlayedTraffic, folder: pathlib.Path) -> PlayedRun:
     """Starts all processes, the syncer's durable state in the folder, and lets them run to the end."""
     with contextlib.ExitStack() as stack:
-        main = stack.enter_context(another_process(_main, traffic, folder))
+        main = stack.enter_context(another_process(serve, traffic, folder))
         address = receive_from(main)
         others = range(1, traffic.shards)
         shards = [stack.enter_context(another_process(_shard, traffic, folder, s)) for s in others]
@@ -129,9 +131,9 @@ def play(traffic: PlayedTraffic, folder: pathlib.Path) -> PlayedRun:
         named = {"syncer": [main, *shards], "learners": [learners]}
 
         def spent() -> dict[str, Seconds]:
-            return {name: _sum(_asked(pipe)[1] for pipe in pipes) for name, pipes in named.items()}
+            return {name: _sum(asked(pipe)[1] for pipe in pipes) for name, pipes in named.items()}
 
-        pids = [_asked(pipe)[0] for pipe in named["syncer"]]
+        pids = [asked(pipe)[0] for pipe in named["syncer"]]
         assert receive_from(learners) == "warm"
         with _in_turns(pids, traffic.turns):
             since, begun = time.time(), spent()
@@ -150,7 +152,7 @@ def _sum(found: Iterable[Seconds]) -> Seconds:
     return dict(sum(map(collections.Counter, found), collections.Counter()))
 
 
-def _asked(pipe: Connection) -> tuple[int, Seconds]:
+def asked(pipe: Connection) -> tuple[int, Seconds]:
     """A process's id, and its processor time."""
     pipe.send("spent?")
     return receive_from(pipe)
@@ -186,7 +188,7 @@ def _in_turns(pids: Sequence[int], turns: int) -> Iterator[None]:
             os.kill(pid, signal.SIGCONT)
 
 
-def _answer(pipe: Connection) -> threading.Semaphore:
+def answer(pipe: Connection) -> threading.Semaphore:
     """Answers what this process has spent, whenever it is asked, on a thread; released after each answer."""
     answered = threading.Semaphore(0)
 
@@ -216,15 +218,19 @@ class _Matrices:
 
 
 def _experiment(traffic: PlayedTraffic) -> Experiment:
-    config = program.load_config("configs/dense.py:tiny,streaming")
+    config = program.load_config(f"configs/dense.py:tiny,{traffic.preset}")
     config.driver, config.tape.enabled, config.eval.every, config.sample.tokens = "remote", False, None, 0
     ahead = traffic.overlap
     config.sync.update(num_learners=traffic.learners, num_fragments=traffic.fragments, overlap=ahead)
-    config.sync.update(interval=traffic.fragments, max_run_ahead=ahead)
+    config.sync.interval = traffic.fragments
+    if traffic.preset == "streaming":
+        config.sync.max_run_ahead = ahead
     config.outer.update(codec=traffic.up, update_codec=traffic.down, optimizer="nesterov")
     config.train.steps = traffic.steps
     config.virtual.num_chips = traffic.learners
     config.remote.update(syncer_shards=traffic.shards, gather=TIMEOUT)
+    if traffic.hosts > 1:
+        config.remote.hosts = (traffic.hosts,) * traffic.learners
     config.recovery.keep_versions = 1
     return parse(config)
 
@@ -234,7 +240,7 @@ def assembly_of(traffic: PlayedTraffic) -> Assembly:
     return Assembly(_experiment(traffic), _Matrices(traffic))
 
 
-def _pin(traffic: PlayedTraffic, merges: bool) -> None:
+def pin(traffic: PlayedTraffic, merges: bool) -> None:
     """Has this process run on the core of those that merge, or else on the others."""
     others = os.sched_getaffinity(0) - {traffic.core}
     os.sched_setaffinity(0, {traffic.core} if merges or not others else others)
@@ -242,15 +248,15 @@ def _pin(traffic: PlayedTraffic, merges: bool) -> None:
 
 def _prepared(pipe: Connection, traffic: PlayedTraffic) -> tuple[Assembly, Listening]:
     """What each of the syncer's processes begins with."""
-    _pin(traffic, merges=True)
+    pin(traffic, merges=True)
     platform.prepare(cache=False)
-    _answer(pipe)
+    answer(pipe)
     assembly = assembly_of(traffic)
     e = assembly.experiment
     return assembly, Listening("127.0.0.1:0", Security(), e.remote, e.max_learners)
 
 
-def _main(pipe: Connection, traffic: PlayedTraffic, folder: pathlib.Path) -> None:
+def serve(pipe: Connection, traffic: PlayedTraffic, folder: pathlib.Path) -> None:
     """The syncer's first process."""
     ledger: dict[str, Any] = {"rounds": [], "sent": 0, "received": 0}
 
@@ -280,9 +286,9 @@ def _shard(pipe: Connection, traffic: PlayedTraffic, folder: pathlib.Path, shard
 
 def _learners(pipe: Connection, traffic: PlayedTraffic, address: str) -> None:
     """All learners, each on a thread of its own."""
-    _pin(traffic, merges=False)
+    pin(traffic, merges=False)
     platform.prepare(cache=False)
-    answered = _answer(pipe)
+    answered = answer(pipe)
     assembly, times = assembly_of(traffic), _Times({}, {})
     learners = [_Learner(m, assembly, address, _offered(assembly), times) for m in range(traffic.learners)]
     threads = [threading.Thread(target=learner.run, daemon=True) for learner in learners]
@@ -309,7 +315,7 @@ def _offered(assembly: Assembly) -> tuple[np.ndarray, ...]:
             return rng.uniform(0.5, 1.0, form.shape).astype(np.float32)
         return rng.integers(0, 127, form.shape).astype(form.dtype)
 
-    return tuple(map(array, wire_format(assembly.layout, 0, assembly.experiment.outer.codec)))
+    return tuple(map(array, wire_format(assembly.layout, 0, assembly.experiment.outer.codec_of(0))))
 
 
 class _Times(NamedTuple):

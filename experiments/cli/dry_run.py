@@ -14,7 +14,7 @@ from ddiloco.models import model_of
 from ddiloco.outer.codecs import CODECS
 from ddiloco.outer.encoding import encoded_bytes
 from ddiloco.outer.fragments import BYTES_PER_ELEMENT, FragmentLayout
-from ddiloco.protocol.schedule import Schedule
+from ddiloco.outer.optimizer import OuterConfig
 from ddiloco.run import resources
 from ddiloco.run.recipes import LoopRecipe, ModelRecipe, assembly_of
 from ddiloco.settings.experiment import BASELINES, Experiment, task_of
@@ -43,7 +43,7 @@ def bandwidth(experiment: Experiment, layout: FragmentLayout, codec: str = "f32"
     `codec`: of offers or of updates.
     """
     sync, sizes = experiment.sync, encoded_bytes(layout, codec)
-    schedule = Schedule(sync.num_fragments, sync.interval)
+    schedule = sync.schedule(None)
     due = [sum(sizes[p] for p in schedule.due(step)) for step in range(1, sync.interval + 1)]
     return Bandwidth(
         mean=sum(sizes) / sync.interval,
@@ -177,7 +177,7 @@ def _activated(experiment: Experiment, params: int) -> str:
 def anchor_bytes(experiment: Experiment, layout: FragmentLayout, mesh: Mesh) -> int:
     """What a codec of outer gradients keeps on a device: adopted versions, and what encodings left out."""
     outer = experiment.outer
-    if CODECS[outer.codec].exact and not experiment.sync.rebase:
+    if outer.all_exact and not experiment.sync.rebase:
         return 0
     return sum(_fragment_bytes(experiment, layout, mesh)) * (2 if outer.error_feedback else 1)
 
@@ -214,12 +214,11 @@ def _fragments(layout: FragmentLayout) -> list[str]:
 
 def _bandwidth(experiment: Experiment, layout: FragmentLayout) -> list[str]:
     moved = {codec: bandwidth(experiment, layout, codec) for codec in CODECS}
-    plain, up, down = (
-        moved[codec] for codec in ("f32", experiment.outer.codec, experiment.outer.update_codec)
-    )
+    outer, plain = experiment.outer, moved["f32"]
+    up = ", ".join(f"{_size(moved[codec].mean)} up in {codec}{_who(outer, codec)}" for codec in outer.codecs)
     lines = [
-        f"bandwidth    a step and learner: {_size(up.mean)} up in {experiment.outer.codec}, "
-        f"{_size(down.mean)} down in {experiment.outer.update_codec}, "
+        f"bandwidth    a step and learner: {up}, "
+        f"{_size(moved[outer.update_codec].mean)} down in {outer.update_codec}, "
         f"at the peak {plain.peak / plain.mean:.2f} times as much;",
         f"             data-parallel over the same links {_size(plain.data_parallel)} each way "
         "(bfloat16 ring all-reduce)",
@@ -230,6 +229,12 @@ def _bandwidth(experiment: Experiment, layout: FragmentLayout) -> list[str]:
         means = "".join(f"{8e-9 * b.mean / seconds:9.3f}" for b in moved.values())
         lines.append(f"             {seconds:7.1f} s {means} {8e-9 * plain.data_parallel / seconds:15.3f}")
     return lines
+
+
+def _who(outer: OuterConfig, codec: str) -> str:
+    """The learners that send in the codec, where codecs differ."""
+    whose = [str(m) for m, own in enumerate(outer.each_codec) if own == codec]
+    return "" if len(outer.codecs) == 1 else f" (learner{'s' * (len(whose) > 1)} {', '.join(whose)})"
 
 
 def _size(num_bytes: float) -> str:

@@ -13,6 +13,7 @@ SLOW = (
     "learner",
     "syncer",
     "hosts",
+    "fanin",
     "memory",
     "accelerator",
     "donation",

@@ -26,6 +26,7 @@ RUNS = {
     "restarts": {"lives": "\n".join(f"{t},2,fail,\n{t + 5},2,recover," for t in (20, 80, 140, 200))},
     "late_offers": {"latency": [0.0, 0.0, 0.0, 9.0], "steps": 150},
     "far_apart": {"latency": [2.5]},
+    "far_link": {"latency": [0.0, 0.0, 0.0, 5.0], "sync": {"rebase": True}},
 }
 OTHERS = {
     "nan": planted.with_arrays,

@@ -61,7 +61,9 @@ def with_plan(workdir: pathlib.Path, data_dir: str, **fleet: Any) -> pathlib.Pat
     own, *others = choices.choices(experiment)
     longer = [choice for choice in others if choice.interval in (24, 48)]
     played = choices.play_all(fleet_of, [own, *longer])
-    plan = Plan(experiment, played, None, worth_of(fleet_of, own, played[0].outcome))
+    plan = Plan(
+        experiment, played, None, worth_of(fleet_of, own, played[0].outcome, experiment.sync.num_learners)
+    )
     (workdir / PLAN).write_text(json.dumps(plan.values))
     return workdir
 

@@ -17,6 +17,7 @@ from tests.virtual_runs import virtual
 
 PLANTED = {
     "thin_link": [("thin_link", 3)],
+    "far_link": [("thin_link", 3)],
     "third_speed": [("slow", 3)],
     "lives": [("dead", 1)],
     "all_links_thin": [("interval_too_small", None)],
@@ -67,6 +68,23 @@ def test_a_syncer_at_its_limit_is_said_to_need_what_its_merges_take(view_of, mer
     measured = dataclasses.replace(view.syncer, merge_seconds=merge, disk_seconds=disk)
     [said] = advice(dataclasses.replace(view, syncer=measured))
     assert said.do.startswith(scarce) and f"{seconds(disk)} of it for the disk" in said.why
+
+
+def test_a_link_that_is_only_far_is_not_said_to_be_thin(view_of):
+    [said] = advice(view_of("far_link"))
+    assert said.what == "Learner 3: its link to the syncer is far." and "sync.interval" in said.do
+    [said] = advice(view_of("thin_link"))
+    assert said.what == "Learner 3: its link to the syncer is too thin."
+
+
+def test_a_learner_s_own_codec_is_named_and_its_bytes_are_held_to_those_of_its_codec(view_of):
+    view = view_of("thin_link")
+    config = {**view.config, "outer": {**view.config["outer"], "codec": ["f32", "f32", "f32", "int8"]}}
+    [said] = advice(dataclasses.replace(view, config=config))
+    assert said.rule == "hardly_merged", "no other sends in int8"
+    config = {**view.config, "outer": {**view.config["outer"], "codec": ["int4", "int4", "f32", "f32"]}}
+    [said] = advice(dataclasses.replace(changed(view, sent=[500, 500, 4000, 1]), config=config))
+    assert "(config.outer.codec is f32;" in said.do
 
 
 @pytest.mark.parametrize("name", ["thin_link", "all_links_thin"])

@@ -125,6 +125,19 @@ def test_a_codec_makes_what_goes_up_smaller_and_needs_an_anchor_on_the_devices()
     assert float(kept[2]) == pytest.approx(4 * max(sizes) * (1 + (4 + 32 / 128) / 32) / 2**20, rel=0.1)
 
 
+def test_where_codecs_differ_each_one_s_bytes_are_told_and_all_keep_anchors():
+    config = program.load_config("configs/dense.py:tiny")
+    config.sync.rebase, config.mesh.data, config.mesh.fsdp = False, -1, 1
+    config.outer.codec = "f32,int4,f32,f32"
+    told = describe(parse(config))
+    assert re.search(
+        r"a step and learner: [\d.]+ KiB up in f32 \(learners 0, 2, 3\), "
+        r"[\d.]+ KiB up in int4 \(learner 1\), [\d.]+ KiB down in f32,",
+        told,
+    )
+    assert " MiB for adopted versions" in told
+
+
 def test_what_late_offers_take_is_told_only_where_they_are_merged():
     config = program.load_config("configs/dense.py:tiny")
     sizes = assembly_of(parse(config)).layout.bytes

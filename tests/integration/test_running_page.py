@@ -43,7 +43,7 @@ def runs(tmp_path_factory):
 
 
 def test_every_command_is_tested():
-    known = ("train", "make_tokens", "launch", "syncer", "learner", "evaluator", "control")
+    known = ("train", "make_tokens", "launch", "syncer", "learner", "evaluator", "control", "links")
     for command in commands():
         engine = command.split()[0] in ENGINES or command.startswith("scripts/make_certs.sh")
         assert engine or any(f"experiments.{name} " in command for name in known), command
@@ -72,11 +72,21 @@ def test_its_command_line_is_read_to_its_end(program, runs, programs):
         ), command
 
 
-@pytest.mark.parametrize("command", of_program("control"))
+@pytest.mark.parametrize(
+    "command", [*of_program("control"), *(c for c in of_program("links") if "--syncer" in c)]
+)
 def test_management_asks_the_syncer_that_it_names(command, runs, programs):
-    name, arguments = words_of(command.replace("localhost:7070", "localhost:1"), runs)
-    done = programs.run(name, *arguments, "--timeout=5")
+    name, arguments = words_of(re.sub(r"[a-z-]+:7070", "localhost:1", command), runs)
+    done = programs.run(name, *arguments, *(["--timeout=5"] if name == "control" else []))
     assert done.returncode == 1 and done.stderr.startswith("error: syncer: localhost:1: ")
+
+
+def test_who_answers_measurements_limits_no_link(runs, programs):
+    for command in of_program("links"):
+        name, arguments = words_of(command, runs)
+        if "--listen" in command:
+            done = programs.run(name, *arguments, "--limit=1Mbit")
+            assert (done.returncode, done.stderr) == (2, "error: limit: has no use with --listen\n")
 
 
 def test_commands_of_engines_name_files_that_are_there(runs, tmp_path, programs):

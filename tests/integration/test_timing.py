@@ -6,6 +6,7 @@ import json
 import pytest
 
 from tests.integration.hand import UNENDING
+from tests.integration.remote_runs import lines
 from tests.refusals import assert_refused
 
 STEPS = 160
@@ -53,6 +54,28 @@ def test_two_shards_follow_an_order_also_after_a_restart_and_the_run_is_replayed
     assert done.stdout.endswith("the same as the run's\n")
     tape = programs.run("tape", f"--workdir={job.workdir}", "--learner=0").stdout
     assert tape.count("timing: H = 8") >= 5  # of the shards, one twice, and of the learner
+
+
+def test_a_sender_is_throttled_half_way_the_run_is_retimed_and_replayed_to_the_bit(programs, new_job):
+    settings = ("--config.train.steps=400", "--config.sync.rebase=true", "--config.outer.codec=f32,int4")
+    job = new_job((*SHORT, *settings))
+    syncer, *learners = alive = job.syncer(), job.learner(0), job.learner(1)
+    work = lambda: [c[4] for _, c in job.merges(0)]  # noqa: E731
+    job.wait_for(lambda: len(work()) > 12, "merges of both", alive)
+    shared = f"--syncer={job.address}", job.token
+    # Fragments of 14 KB: one in seven steps, where three are due in four.
+    done = programs.run("links", *shared, "--learner_id=0", "--limit=320kbit")
+    assert done.returncode == 0, done.stderr
+    job.wait_for(lambda: max(work()[-3:]) > 12, "learner 0 to miss turns", alive)
+    done = programs.run("control", *shared, "set", "sync.interval=32", "--reason=throttled")
+    assert done.returncode == 0, done.stderr
+    assert [job.left(process)[0] for process in (*learners, syncer)] == [0, 0, 0]
+    (change,) = [r for r in lines(job.workdir / "events.jsonl") if r["event"] == "timing_set"]
+    assert (change["interval"], change["reason"]) == (32, "throttled")
+    later = [r for r in job.rounds() if change["step"] + 32 < r["step"] < 400]
+    assert len(later) > 6 and sum(0 in r["learners"] for r in later) > 0.7 * len(later), "no turn is missed"
+    done = programs.run("replay", f"--workdir={job.workdir}")
+    assert done.stdout.endswith("the same as the run's\n"), done.stderr
 
 
 def test_a_run_of_threads_follows_its_folder(programs, started, tmp_path):

@@ -118,7 +118,7 @@ MUTANTS = (
     ),
     Mutant(
         "rounds: where all must give, who came back and has yet to report is not waited for",
-        "return not m.counters or (behind and r.tries[m.learner] < MAX_TRIES)",
+        "return version is None or (behind and r.tries[m.learner] < MAX_TRIES)",
         "return behind and r.tries[m.learner] < MAX_TRIES",
         PROTOCOL,
     ),
@@ -130,8 +130,8 @@ MUTANTS = (
     ),
     Mutant(
         "rounds: offers alone make a quorum, before their learners have come to the step",
-        "return learner not in r.old and m is not None and m.step >= r.id.step",
-        "return learner not in r.old",
+        "if self.has_given(m.learner) and m.step >= self.id.step:",
+        "if self.has_given(m.learner):",
         PROTOCOL,
     ),
     Mutant(
@@ -143,8 +143,8 @@ MUTANTS = (
     ),
     Mutant(
         "rounds: an offer that a long wait has made old counts in a quorum",
-        "and since > max(1, steps, offer.steps // 2)",
-        "and since > 10**9",
+        "return since > max(1, steps, offer.steps // 2)",
+        "return since > 10**9",
         PROTOCOL,
     ),
     Mutant(

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from ddiloco.config import ConfigError, build
+from ddiloco.config import ConfigError, build, to_dict
 from ddiloco.outer.codecs import CODECS, GROUP
 from ddiloco.outer.encoding import FragmentDecoder, InvalidContribution, encode, encoded_bytes, wire_format
 from ddiloco.outer.fragments import fragment, take
@@ -251,3 +251,20 @@ def test_error_feedback_needs_a_codec_that_leaves_something():
     ):
         build(OuterConfig, {"error_feedback": True})
     assert build(OuterConfig, {"error_feedback": True, "codec": "int4"}).error_feedback
+
+
+@pytest.mark.parametrize("given", ["f32,int4", "f32, int4", ["f32", "int4"], ("f32", "int4")])
+def test_codecs_by_learner_are_a_list_or_have_commas_between(given):
+    outer = build(OuterConfig, {"error_feedback": True, "codec": given})
+    assert outer.codec == outer.codecs == ("f32", "int4")
+    assert [outer.codec_of(m) for m in range(4)] == ["f32", "int4", "int4", "int4"]
+    assert not outer.all_exact
+    assert [outer.with_codec(name).error_feedback for name in outer.codecs] == [False, True]
+    assert build(OuterConfig, to_dict(outer)) == outer
+
+
+def test_a_codec_that_is_none_is_refused_in_a_list_too():
+    with pytest.raises(ConfigError, match=r"codec: is 'int3', but must be one of f32, bf16, "):
+        build(OuterConfig, {"codec": "f32,int3"})
+    with pytest.raises(ConfigError, match=r"error_feedback: .* codec f32 leaves nothing"):
+        build(OuterConfig, {"error_feedback": True, "codec": ["f32", "f32"]})

@@ -1,5 +1,7 @@
 """The guard: who is out of line, who is in quarantine, and that honest learners never are."""
 
+import statistics
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,6 +15,7 @@ from ddiloco.outer.guards import (
     Offered,
     Past,
     direction,
+    medians_of_others,
     norm,
     offered,
     sampled_cosines,
@@ -322,3 +325,11 @@ def test_whoever_did_not_move_has_no_direction():
     cosines = sampled_cosines(sent, np.float32([[0, 2]]), anchor)
     assert np.isnan(cosines[0, 1])
     assert cosines[1, 1] == pytest.approx(1)
+
+
+@given(st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.5, -3.0]), min_size=3, max_size=12))
+def test_the_median_of_the_others_is_that_without_the_value_itself(values):
+    others = [values[:i] + values[i + 1 :] for i in range(len(values))]
+    assert medians_of_others(np.array(values)).tolist() == [statistics.median(rest) for rest in others]
+    high = medians_of_others(np.array(values), high=True).tolist()
+    assert high == [statistics.median_high(rest) for rest in others]

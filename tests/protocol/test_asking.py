@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from ddiloco.protocol.asking import Front, OfferRequests
 from ddiloco.protocol.membership import Member, Membership, MemberState
-from ddiloco.protocol.messages import Contribution, FragmentCounters, RoundId
+from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.round import Round
 from tests.protocol.desk import clocks
@@ -16,7 +16,8 @@ def member(learner=0, *, step, at, step_time=1.0, delivery=None, steps=None, **k
     """A learner that came to `step` at the time `at`, with all of its steps on version 0."""
     count = step if steps is None else steps
     m = Member(learner, 1, heard_at=at, step=step, reported_at=at, **known)
-    m.counters = (FragmentCounters(0, count, 10 * count),) * 4
+    m.report = Report(learner, 1, step, (FragmentCounters(0, count, 10 * count),) * 4)
+    m.places = {p: p for p in range(4)}
     if step_time is not None:
         m.step_time.add(step_time)
     if delivery is not None:

@@ -159,7 +159,7 @@ def test_the_speed_of_a_learner_is_known_where_every_report_is_of_many_steps_and
     for n in range(1, 5):
         report = Report(0, 1, 20 * n, (FragmentCounters(2 * n, 6, 60), FragmentCounters(n, 18, 180)))
         assert member.steps_to(report) == (18 if n > 1 else 1)
-        member.take(report, range(2))
+        member.take(report, {0: 0, 1: 1})
     jumped = Report(0, 1, 500, (FragmentCounters(99, 1, 10), FragmentCounters(9, 3, 30)))
     assert member.steps_to(jumped) == 3
 

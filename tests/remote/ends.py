@@ -33,7 +33,7 @@ FORMATS = (
     (ArrayFormat((3, 5), F32), ArrayFormat((7,), np.dtype(np.uint8)), ArrayFormat((), F32)),
     (ArrayFormat((700, 1000), F32), ArrayFormat((0, 4), F32)),  # more than two chunks, and an empty array
 )
-TERMS = Terms("layout", "rules", 2, 2, FORMATS, FORMATS, FORMATS, TIMEOUT)
+TERMS = Terms("layout", "rules", 2, 2, (FORMATS,), FORMATS, FORMATS, TIMEOUT)
 
 
 def until(condition, told="it", timeout=TIMEOUT):
@@ -82,11 +82,25 @@ def update(fragment, version, step=0):
     return EventDelivery(events.UpdateArrived(fragment, version, step), [arrays(fragment, version)])
 
 
+def streamed(down, host=0, needs=None):
+    """All messages of a downlink's stream; waits for more until it is closed."""
+    changed = threading.Event()
+    with down.wakeups.added(changed.set):
+        while not down.closed:
+            for message in down.messages(host, needs):
+                if isinstance(message, float):
+                    changed.wait(message)
+                else:
+                    yield message
+            changed.wait()
+            changed.clear()
+
+
 class Taker:
     """One stream that takes fragments off a downlink when it is told to."""
 
     def __init__(self, down):
-        self._messages = down.messages()
+        self._messages = streamed(down)
 
     def next(self):
         header = pb.DownHeader.FromString(next(self._messages))

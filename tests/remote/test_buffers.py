@@ -12,6 +12,7 @@ from ddiloco.remote.learner.outbox import Outbox
 from ddiloco.remote.syncer.downlink import Downlink, NewestFragments
 from ddiloco.remote.syncer.session import MAX_WAITING, Session
 from ddiloco.remote.wire import wire_pb2 as pb
+from ddiloco.remote.wire.calls import Refused
 from ddiloco.remote.wire.event_messages import from_syncer
 from ddiloco.telemetry import records
 from ddiloco.workers.exchange import EventDelivery
@@ -174,14 +175,14 @@ class Context:
 
     cancelled = False
 
+    def __init__(self):
+        self.context = self
+
     def invocation_metadata(self):
         return ()
 
     def cancel(self):
         self.cancelled = True
-
-    def abort(self, code, details):
-        raise ConnectionAbortedError(details)
 
 
 def test_the_calls_of_a_session_end_with_it_and_none_begins_after():
@@ -192,7 +193,7 @@ def test_the_calls_of_a_session_end_with_it_and_none_begins_after():
         session.close("gone")
     assert under_way.cancelled and not over.cancelled
     with (
-        pytest.raises(ConnectionAbortedError, match="the session is over"),
+        pytest.raises(Refused, match="the session is over"),
         session.call("offers", Context()),
     ):
         pytest.fail("it began")

@@ -20,6 +20,7 @@ def terms(**groups):
         {"sync": {"quorum": 2}},
         {"sync": {"rebase": True}},
         {"outer": {"codec": "int8"}},
+        {"outer": {"codec": ("f32", "int8")}},
         {"model": {"rope_theta": 2e4}},
         {"inner": {"learning_rate": 0.1}},
         {"data": {"train_split": "train[:7%]"}},
@@ -30,6 +31,12 @@ def terms(**groups):
 )
 def test_a_setting_that_both_ends_decide_by_changes_the_rules(groups):
     assert terms(**groups).rules != terms().rules
+
+
+def test_each_learner_s_offers_have_the_formats_of_its_codec():
+    both, lossy, plain = (terms(outer={"codec": codec}) for codec in (("f32", "int8"), "int8", "f32"))
+    assert (both.offers(0), both.offers(1), both.offers(2)) == (plain.offers(1), *[lossy.offers(0)] * 2)
+    assert both.down == plain.down == plain.offers(0) != lossy.offers(0)
 
 
 def test_what_each_end_may_have_for_itself_does_not():

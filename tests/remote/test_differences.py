@@ -9,7 +9,7 @@ from ddiloco.remote.learner.streams import HeldVersions
 from ddiloco.remote.syncer.downlink import Downlink, NewestFragments
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.workers.exchange import EventDelivery
-from tests.remote.ends import welcome
+from tests.remote.ends import streamed, welcome
 
 SIZE = 64  # elements of a version, float32; a difference has one byte each
 
@@ -41,7 +41,7 @@ def next_message(messages):
 def test_who_has_a_version_gets_what_leads_on_from_it_and_anybody_else_the_whole():
     newest, sizes = NewestFragments(), []
     here, late = Downlink(newest, sizes.append), Downlink(newest)
-    messages = here.messages()
+    messages = streamed(here)
     here.put(welcome(100, version=0))
     for _ in range(2):
         header, _ = next_message(messages)
@@ -53,7 +53,7 @@ def test_who_has_a_version_gets_what_leads_on_from_it_and_anybody_else_the_whole
     assert (header.update.version, header.differences) == (2, 2)
     assert payload == step(1)[0].tobytes() + step(2)[0].tobytes()
     late.put(update(2))  # over this connection nothing has come yet
-    header, payload = next_message(late.messages())
+    header, payload = next_message(streamed(late))
     assert (header.differences, payload) == (0, version(2)[0].tobytes())
     for number in (3, 4, 5):  # three differences would still be less than the whole, but not than half of it
         here.put(update(number))

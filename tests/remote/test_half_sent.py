@@ -31,6 +31,7 @@ from ddiloco.remote.wire import payload
 from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.blocks import cut_message
+from ddiloco.remote.wire.payload import PayloadReader
 from ddiloco.remote.wire.security import Security
 from ddiloco.settings.remote import RemoteConfig
 from ddiloco.storage.learner_state import LearnerStates
@@ -48,7 +49,7 @@ SHAPE = (4000, 1000)  # float32: 16 MB, more than what may be on the way
 THETA = {"kernel": np.zeros(SHAPE, np.float32)}
 LAYOUT = fragment({"kernel": SHAPE}, 1)
 LARGE = tuple(ArrayFormat(shape, np.dtype(np.float32)) for shape in LAYOUT.piece_shapes(0))
-BIG_TERMS = dataclasses.replace(TERMS, up=(LARGE,), down=(LARGE,))
+BIG_TERMS = dataclasses.replace(TERMS, up=((LARGE,),), down=(LARGE,))
 POLICY = SyncPolicy(num_learners=2, num_fragments=1, interval=4, quorum=1, max_grace=0.0)
 THIN = LinkShape(bytes_per_second=8e6, buffer_bytes=1 << 16)
 LARGE_STATE = InnerState(7, (3, 4), [np.ones(SHAPE, np.float32)])
@@ -124,16 +125,16 @@ def syncer():
 
 def killed_in_the_middle(monkeypatch, process):
     """The process is killed as soon as this one has taken the second chunk of what it sends."""
-    fill, taken = payload._fill, []
+    add, taken = PayloadReader.add, []
 
-    def filling(room, chunk):
-        fill(room, chunk)
+    def adding(reader, chunk):
+        add(reader, chunk)
         taken.append(chunk)
         if len(taken) == 2:
             process.kill()
             process.wait()
 
-    monkeypatch.setattr(payload, "_fill", filling)
+    monkeypatch.setattr(PayloadReader, "add", adding)
     return taken
 
 

@@ -18,7 +18,7 @@ from ddiloco.remote.wire.blocks import cut_message, cuts_of, receive_blocks, wan
 from ddiloco.remote.wire.event_messages import update_of
 from ddiloco.remote.wire.payload import chunks, payload_bytes
 from ddiloco.remote.wire.validation import WireError
-from tests.remote.ends import FORMATS, until, update, welcome
+from tests.remote.ends import FORMATS, streamed, until, update, welcome
 
 LAST = 200  # version
 F32 = np.dtype(np.float32)
@@ -144,7 +144,7 @@ class Taker(threading.Thread):
     def __init__(self, down, host):
         super().__init__(daemon=True)
         self.headers = []
-        self._messages = down.messages(host)
+        self._messages = streamed(down, host)
         self.start()
 
     def newest(self):
@@ -181,7 +181,7 @@ def test_all_hosts_get_the_same_versions_in_the_same_order(changes):
 
 def test_a_host_that_takes_nothing_holds_the_others_back_at_a_few_fragments():
     down = Downlink(NewestFragments(), hosts=2)
-    fast = down.messages(0)
+    fast = streamed(down, 0)
     for version in range(1, MAX_AHEAD + 1):
         down.put(update(0, version))
         header = pb.DownHeader.FromString(next(fast))
@@ -191,7 +191,7 @@ def test_a_host_that_takes_nothing_holds_the_others_back_at_a_few_fragments():
             left -= len(next(fast))
     down.put(update(0, MAX_AHEAD + 1))
     down.put(update(0, MAX_AHEAD + 2))
-    slow = down.messages(1)
+    slow = streamed(down, 1)
     assert pb.DownHeader.FromString(next(slow)).update.version == 1
     assert pb.DownHeader.FromString(next(fast)).update.version == MAX_AHEAD + 2
 
@@ -203,7 +203,7 @@ def test_a_host_gets_only_the_blocks_that_it_needs():
         [Cut(form.shape, ()) for form in FORMATS[0]],
         [Cut((700, 1000), (((0, 700), (0, 10)),)), Cut((0, 4), ())],
     ]
-    stream = down.messages(0, needs)
+    stream = streamed(down, 0, needs)
     header = pb.DownHeader.FromString(next(stream))
     assert header.size == 700 * 10 * 4
     [block] = np.frombuffer(next(stream), F32).reshape(1, 700, 10)

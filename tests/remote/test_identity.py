@@ -1,5 +1,6 @@
 """Who speaks for a learner: second processes, own tokens and certificates, and callers without any."""
 
+import asyncio
 import contextlib
 import dataclasses
 import queue
@@ -16,6 +17,7 @@ from ddiloco.remote.syncer.listening import Handshakes
 from ddiloco.remote.syncer.session import MAX_CALLS, Session
 from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
+from ddiloco.remote.wire.calls import Refused
 from ddiloco.remote.wire.security import Security
 from ddiloco.telemetry import records
 from experiments.cli.credentials import load_security
@@ -254,6 +256,10 @@ class Call:
 
     def __init__(self, peer="ipv4:10.0.0.1:80", host=0):
         self.ended, self._peer, self._host = threading.Event(), peer, str(host)
+        self.context = self
+
+    async def read(self):
+        await asyncio.Event().wait()
 
     def peer(self):
         return self._peer
@@ -264,22 +270,22 @@ class Call:
     def cancel(self):
         self.ended.set()
 
-    def abort(self, code, told):
-        raise PermissionError(told)
-
 
 def test_a_machine_that_floods_the_syncer_with_calls_keeps_no_other_from_joining():
-    handshakes, never = Handshakes(TIMEOUT, 3), threading.Event()
-    waits = lambda: iter(never.wait, True)  # noqa: E731
+    handshakes = Handshakes(TIMEOUT, 3)
     one, *many = [Call(f"ipv4:10.0.0.{host}:80") for host in (1, 2, 2, 2)]
-    threads = []
-    for n, call in enumerate((one, *many)):
-        threads.append(threading.Thread(target=handshakes.first, args=(waits(), call), daemon=True))
-        threads[-1].start()
-        until(lambda n=n: len(handshakes._waiting) == min(n + 1, 3), "the call")
-    assert many[0].ended.wait(TIMEOUT)
-    assert not one.ended.is_set()
-    never.set()
+
+    async def flood():
+        tasks = []
+        for n, call in enumerate((one, *many)):
+            tasks.append(asyncio.create_task(handshakes.first(call)))
+            await asyncio.sleep(0)
+            assert len(handshakes._waiting) == min(n + 1, 3)
+        assert [call.ended.is_set() for call in (one, *many)] == [False, True, False, False]
+        for task in tasks:
+            task.cancel()
+
+    asyncio.run(flood())
 
 
 @pytest.mark.parametrize("room", [1, 2])
@@ -296,7 +302,7 @@ def test_a_learner_that_claims_many_hosts_takes_no_more_calls_than_there_is_room
     with contextlib.ExitStack() as calls:
         for host in range(most):
             calls.enter_context(session.call("updates", Call(host=host)))
-        with pytest.raises(PermissionError, match=f"more than {most} calls"):
+        with pytest.raises(Refused, match=f"more than {most} calls"):
             calls.enter_context(session.call("updates", Call()))
         calls.enter_context(session.call("offers", Call()))
 
@@ -313,7 +319,7 @@ def test_answers_that_a_learner_does_not_read_are_few_and_end_with_its_session()
             calls = [ask(iter([b""]), metadata=named) for _ in range(2 * MAX_CALLS)]
             until(lambda: sum(call.done() for call in calls) == MAX_CALLS, "refusals of half of them")
             learner.client.finish(0.0)
-            until(lambda: not session._contexts, "the end of the others")
+            until(lambda: not session._open_calls, "the end of the others")
 
 
 def test_a_call_of_a_learner_that_reads_nothing_ends_with_its_session(monkeypatch):
@@ -333,8 +339,7 @@ def test_a_call_of_a_learner_that_reads_nothing_ends_with_its_session(monkeypatc
             session.say(pb.ToLearner(accepted=pb.Accepted(run="x" * (900 << 10))))
         until(lambda: len(session._waiting) < 20, "the first of it")
         syncer.server._end(session, "evicted")
-        rpcs = syncer.server._listening._server._state
-        until(lambda: not rpcs.active_rpc_count, "the end of the call")
+        until(session.control._task.done, "the end of the call")
         assert call.is_active(), "it has not read that far"
         never.set()
 

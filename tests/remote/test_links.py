@@ -9,6 +9,7 @@ from ddiloco.protocol import events
 from ddiloco.remote.syncer.management import Management
 from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
+from ddiloco.remote.wire.calls import CallServer
 from ddiloco.remote.wire.management import Answer, Command
 from ddiloco.remote.wire.measuring import MAX_PROBE_BYTES, Probes, measure
 from ddiloco.remote.wire.security import Security
@@ -120,11 +121,11 @@ def test_updates_and_offers_keep_to_the_limit_in_what_they_wait_for():
 @pytest.fixture
 def answering():
     """The address of a process that answers probes."""
-    server = wire.server(TIMEOUT, 8)
-    port = Security().listen(server, "127.0.0.1:0")
-    wire.serve(server, wire.MEASURE, {"Measure": grpc.stream_stream_rpc_method_handler(Probes().answer)})
+    server = CallServer(Security(), "no", 8, wire.options(TIMEOUT))
+    port = server.listen("127.0.0.1:0")
+    server.serve(wire.MEASURE, {"Measure": Probes().answer})
     yield "127.0.0.1", port
-    server.stop(None).wait(TIMEOUT)
+    server.stop(None)
 
 
 @pytest.mark.parametrize("connections", [1, 2])

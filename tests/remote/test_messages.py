@@ -74,6 +74,42 @@ def test_what_a_learner_tells_comes_out_as_it_went_in(event):
     assert learner_event(message, 3, 3) == event
 
 
+def test_a_report_travels_as_what_has_changed_since_the_one_before():
+    bases = tuple(FragmentCounters(version, -5, -50) for version in range(600))
+    reports = [Report(3, 7, step, bases, True, (0,), step, 10 * step) for step in (8, 9)]
+    reports.append(
+        Report(3, 7, 10, (*bases[:2], FragmentCounters(9, -10, -100), *bases[3:]), True, (0,), 10, 100)
+    )
+    came, sizes, before = [None], [], None
+    for report in reports:
+        data = from_learner(events.StepReported(report), before).SerializeToString()
+        came.append(learner_event(parse(pb.FromLearner, data), 3, 600, came[-1]).report)
+        sizes.append(len(data))
+        before = report
+    assert came[1:] == reports
+    assert max(sizes[1:]) < 60 < sizes[0]
+    assert came[3].changed_since(came[2]) == [2]
+    assert not came[2].changed_since(came[1])
+
+
+@pytest.mark.parametrize("place", [3, 1 << 40])
+def test_changes_of_what_a_report_does_not_have_are_refused(place):
+    bases = (FragmentCounters(1, 2, 3),) * 3
+    known = Report(3, 7, 8, bases)
+    message = from_learner(
+        events.StepReported(Report(3, 7, 9, (*bases[:2], FragmentCounters(2, 0, 0)))), known
+    )
+    sent = parse(pb.FromLearner, message.SerializeToString())
+    with pytest.raises(WireError, match="malformed report"):
+        learner_event(sent, 3, 3)  # nothing came before
+    sent.event.step_reported.report.places[0] = place
+    with pytest.raises(WireError, match="malformed report"):
+        learner_event(sent, 3, 3, known)
+    del sent.event.step_reported.report.versions[:]
+    with pytest.raises(WireError, match="malformed report"):
+        learner_event(sent, 3, 3, known)
+
+
 @given(NOTICES)
 def test_what_the_syncer_tells_comes_out_as_it_went_in(event):
     assert syncer_event(parse(pb.ToLearner, from_syncer(event).SerializeToString())) == event

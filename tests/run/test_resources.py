@@ -30,6 +30,18 @@ def test_encoded_offers_are_there_beside_what_they_decode_to_and_updates_leave_s
     assert resources.round_bytes(LAYOUT, lossy, 4, (0, 1)) == most - least
 
 
+def test_where_codecs_differ_each_learner_s_offers_count_and_a_learner_s_plan_is_that_of_most_bytes():
+    mixed, lossy = OuterConfig(codec=("f32", "int8", "int8", "int8")), OuterConfig(codec="int8")
+    encoded = 256 * 128 + 4 * 256
+    assert resources.round_bytes(LAYOUT, mixed, 4, (0, 1)) == 5 * FRAGMENT + 3 * encoded
+    assert resources.round_bytes(LAYOUT, mixed, 6, (0, 1)) == 7 * FRAGMENT + 5 * encoded, "as the last"
+    assert resources.offer_bytes(LAYOUT, mixed) == 2 * FRAGMENT > resources.offer_bytes(LAYOUT, lossy)
+    for rebase in (False, True):
+        each = [resources.kept_offers(LAYOUT, one, rebase, LAYOUT.bytes) for one in (OuterConfig(), lossy)]
+        assert resources.kept_offers(LAYOUT, mixed, rebase, LAYOUT.bytes) == max(each, key=sum)
+    assert resources.late_offers(LAYOUT, mixed) == resources.late_offers(LAYOUT, lossy)
+
+
 def experiment(**groups):
     return workbench.experiment("/nowhere", driver="remote", **groups)
 

@@ -57,7 +57,7 @@ def test_the_schema_has_all_events_with_the_fields_that_they_have():
     told = {field.message_type.name for field in pb.Event.DESCRIPTOR.fields}
     assert told == {kind.__name__ for kind in typing.get_args(codec.Event)}
     for name, message in pb.DESCRIPTOR.message_types_by_name.items():
-        if name != "Event":
+        if name not in ("Event", "Report"):  # a report has its bases in columns
             kind = next(getattr(of, name) for of in (events, messages) if hasattr(of, name))
             assert [f.name for f in dataclasses.fields(kind)] == [f.name for f in message.fields], name
 

@@ -13,7 +13,7 @@ from ddiloco.outer.optimizer import OuterConfig
 from ddiloco.protocol.estimates import OfferDelay
 from ddiloco.protocol.messages import RoundId
 from ddiloco.protocol.state import SyncerState
-from ddiloco.storage import array_file
+from ddiloco.storage import array_file, checksummed_json
 from ddiloco.storage.durable import DurableState, DurableStateError
 from ddiloco.storage.run_mark import FRAGMENT, RunMarkError, begun
 from ddiloco.telemetry import records
@@ -169,7 +169,11 @@ def test_incarnations_of_which_any_byte_is_damaged_are_refused(disk):
                 assert disk.state.state().incarnations == ((0, 7), (1, 1001)), "a space became another"
             except DurableStateError as error:
                 assert "incarnations.json: is damaged" in str(error)
-    for torn in (b"", sound[:-1], b"[[0,", b"[" * 3000, b"{}"):
+    known = sound.index(b"\n") + 1
+    for end in range(known, len(sound)):  # a crash while they were added
+        path.write_bytes(sound[:end])
+        assert disk.state.state().incarnations == (((0, 7), (1, 1001)) if end == len(sound) - 1 else ())
+    for torn in (b"", b"[[0,", b"[" * 3000, b"{}", sound[:9], sound[1:]):
         path.write_bytes(torn)
         with pytest.raises(DurableStateError, match=r"incarnations.json: is damaged"):
             disk.state.state()
@@ -265,6 +269,28 @@ def test_a_refused_incarnation_is_told_and_stops_nobody(disk, monkeypatch):
     assert disk.alarms == [f"{disk.folder}: No space left on device: incarnations are not durable"]
     disk.state.remember([(0, 5), (1, 1)])
     assert disk.state.state().incarnations == ((0, 5), (1, 1))
+
+
+def test_a_join_adds_to_the_incarnations_and_rewrites_them_seldom(disk, monkeypatch):
+    disk.state.begin(model())
+    written, save = [], checksummed_json.save
+    monkeypatch.setattr(
+        checksummed_json, "save", lambda path, values: (written.append(len(values)), save(path, values))
+    )
+    for learner in range(1000):
+        assert disk.state.remember([(learner, 7)])
+    assert sum(written) < 3000
+    assert disk.state.state().incarnations == tuple((learner, 7) for learner in range(1000))
+
+
+def test_who_joins_after_a_version_was_pinned_is_not_in_it(disk, tmp_path):
+    disk.state.begin(model())
+    disk.state.complete()
+    disk.state.remember([(0, 7)])
+    disk.state.pin([0, 1], tmp_path / "pinned" / "syncer")
+    disk.state.remember([(1, 8)])
+    assert checksummed_json.load(tmp_path / "pinned" / "syncer" / "incarnations.json") == {"0": 7}
+    assert disk.state.state().incarnations == ((0, 7), (1, 8))
 
 
 def test_two_writers_of_one_file_never_leave_a_mixture(tmp_path):

@@ -67,7 +67,8 @@ class LeavingOut(CountingSyncer):
     """A syncer without arrays, whose guard leaves out whatever these learners offer."""
 
     def __init__(self, sizes: Sequence[int], learners: Collection[int]) -> None:
-        super().__init__(Traffic(*[tuple(sizes)] * 3))
+        each = tuple(sizes)
+        super().__init__(Traffic(each, (each,), each))
         self._learners = learners
 
     def merge(self, fragment, given, interval):

@@ -252,7 +252,7 @@ def test_bytes_that_vanish_are_not_received():
 @pytest.mark.parametrize(("difference", "after"), [(7, 14), (26, 100)])
 def test_after_an_update_that_was_lost_come_two_small_differences_or_the_version(difference, after):
     fleet, told = small_fleet(TWO, 12)
-    fleet.syncer.arrays.traffic = Traffic(version=(100,), offer=(0,), difference=(difference,))
+    fleet.syncer.arrays.traffic = Traffic(version=(100,), offers=((0,),), difference=(difference,))
     down = fleet.places[1].down
     fleet.calendar.at(3.5, down.cut.add, 0)
     fleet.calendar.at(4.5, down.cut.clear)

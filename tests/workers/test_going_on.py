@@ -78,7 +78,7 @@ def test_what_follows_on_a_checkpoint_is_what_followed_on_the_state(
 @pytest.fixture(scope="module")
 def about(data_dir):
     assembly = assembly_of(workbench.experiment(data_dir))
-    return about_states(assembly.experiment, assembly.layout, "run")
+    return about_states(assembly.experiment, assembly.layout, "run", 0)
 
 
 def state(about, **changes):

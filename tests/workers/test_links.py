@@ -28,4 +28,4 @@ def test_a_link_that_a_reconnected_learner_has_set_meanwhile_is_kept():
     links.set(0, 7, Link(reconnected))
     links.lost(0, 7)
     setting.join()
-    assert links._links == {(0, 7): new}
+    assert links._links == {0: {7: new}}

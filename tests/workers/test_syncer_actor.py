@@ -9,7 +9,6 @@ from ddiloco.outer.global_model import NextVersion
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import Contribution, RoundId, Watermark
 from ddiloco.protocol.policy import SyncPolicy
-from ddiloco.protocol.state import SyncerState
 from ddiloco.workers.syncer_actor import FragmentVersion, SyncerActor
 
 FIRST, SECOND = RoundId(4, 0), RoundId(5, 1)
@@ -28,8 +27,8 @@ class Decided:
             raise self.next
         return self.next
 
-    def state(self):
-        return SyncerState((0, 0), (0, 0), ((0, 1),))
+    def incarnation(self, learner):
+        return 1
 
 
 class Driver:
@@ -129,7 +128,7 @@ def test_a_merge_of_what_never_came_is_a_mistake(actor):
 def test_who_joins_is_durable_before_it_is_welcomed_after_one_write_for_all_that_join_together(actor, driver):
     actor.core.next = [actions.Send(((0, 1),), events.NotMember(1))]
     actor.handle(events.LearnerJoined(0, 1), events.LearnerJoined(1, 1), now=0.0)
-    assert driver.calls == ["handled", "handled", ((0, 1),), "sent", "sent"]
+    assert driver.calls == ["handled", "handled", ((0, 1), (1, 1)), "sent", "sent"]
     actor.handle(events.LearnerJoined(0, 1), now=0.0)
     assert driver.calls[5:] == ["handled", "sent"]  # it is known already
 

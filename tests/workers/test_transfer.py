@@ -289,6 +289,18 @@ def test_a_learner_sends_its_way_from_the_version_it_adopted_whatever_it_mixed_i
     assert_near(learner.read(learner.arrays.offer(SPLIT, 2), second), way, learner.error(way))
 
 
+def test_beside_learners_of_lossy_codecs_one_of_f32_sends_its_way_exactly_and_keeps_no_copy():
+    shardings = parameter_shardings(WIDE, mesh_of(1))
+    transfer = FragmentTransfer(LAYOUT, shardings, gradients=True)
+    anchor, own = numbers(0), placed(numbers(1), shardings)
+    offer = transfer.offer(SPLIT, own, transfer.place(SPLIT, pieces_of(anchor)))
+    for sent, then, now in zip(on_the_host(offer), pieces_of(anchor), pieces_of(own), strict=True):
+        np.testing.assert_array_equal(sent, then - now)
+    assert (offer.own, offer.residual) == ((), ())
+    applied = transfer.apply(SPLIT, own, pieces_of(numbers(2)), 0.0)
+    assert_near(pieces_of(applied), pieces_of(numbers(2)), 0.0)
+
+
 @pytest.mark.parametrize("mixing", [0.0, 0.5])
 def test_what_a_merged_encoding_left_out_comes_with_the_next_but_for_what_the_learner_keeps(codec, mixing):
     learner = Learner(codec, error_feedback=True)

@@ -1,4 +1,4 @@
-"""The giving end of inner optimizer states, which a learner that joins takes over from a peer.
+"""Sends copies of the inner optimizer state to peers that join.
 
 Parameters are not taken over. A learner that joins starts from the global fragments: the donor sends its own
 steps to the syncer, so that a copy of them would be merged twice.

@@ -1,4 +1,4 @@
-"""Plausibility of a peer's inner state, since a peer may lie."""
+"""Plausibility of a peer's inner state, which may be malicious."""
 
 from __future__ import annotations
 

@@ -9,10 +9,14 @@ import time
 from collections.abc import Callable, Iterator
 
 from ddiloco.protocol import events
+from ddiloco.protocol.messages import Report
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.event_messages import from_learner
 from ddiloco.remote.wire.record_messages import LearnerRecord, record_message
 from ddiloco.remote.wire.record_queue import BATCH, MAX_RECORDS, RecordQueue
+
+_Waiting = pb.FromLearner | events.StepReported
+"""A message; reports become one as they are sent."""
 
 MAX_EVENTS = 64
 REPORT_EVERY = 0.002  # seconds between reports, at least: shorter steps are reported together
@@ -30,8 +34,8 @@ class Outbox:
 
     def __init__(self, learner: int, max_records: int = MAX_RECORDS) -> None:
         self._change = threading.Condition()
-        self._events: collections.deque[pb.FromLearner] = collections.deque()
-        self._presence: pb.FromLearner | None = None  # the last join or report
+        self._events: collections.deque[_Waiting] = collections.deque()
+        self._presence: _Waiting | None = None  # the last join or report
         self._state: pb.Record | None = None  # the last change of the learner's
         self._records = RecordQueue(max_records)
         self._waiting_since: float | None = None  # the oldest record that is not sent
@@ -45,19 +49,25 @@ class Outbox:
 
     def send(self, event: events.FromLearner | events.OfferFailed) -> None:
         """Puts an event in."""
-        self.say(from_learner(event), presence=isinstance(event, events.LearnerJoined | events.StepReported))
-
-    def say(self, message: pb.FromLearner, presence: bool = False) -> None:
-        """Puts a message in; `presence`: it shows where the learner stands."""
+        is_report = isinstance(event, events.StepReported)
+        message = event if is_report else from_learner(event)
         with self._change:
-            if _is_report(message):
+            if is_report:
                 self._events = collections.deque(m for m in self._events if not _is_report(m))
-            if len(self._events) >= MAX_EVENTS:
-                self._events.popleft()
-            self._events.append(message)
-            if presence:
+            self._put(message)
+            if is_report or isinstance(event, events.LearnerJoined):
                 self._presence = message
-            self._change.notify_all()
+
+    def say(self, message: pb.FromLearner) -> None:
+        """Puts a message in."""
+        with self._change:
+            self._put(message)
+
+    def _put(self, message: _Waiting) -> None:
+        if len(self._events) >= MAX_EVENTS:
+            self._events.popleft()
+        self._events.append(message)
+        self._change.notify_all()
 
     def say_after_records(self, message: pb.FromLearner) -> None:
         """Puts a message in that is sent only after every earlier record."""
@@ -112,10 +122,14 @@ class Outbox:
 
     def messages(self, connection: int) -> Iterator[bytes]:
         """The messages of this connection; ends with it."""
+        before: Report | None = None  # reports are sent as changes
         while (message := self._next(connection)) is not None:
+            if isinstance(message, events.StepReported):
+                report = message.report
+                message, before = from_learner(message, before), report
             yield message.SerializeToString()
 
-    def _next(self, connection: int) -> pb.FromLearner | None:
+    def _next(self, connection: int) -> _Waiting | None:
         with self._change:
             while self._connection == connection:
                 unsent = len(self._records) if self._accepted else 0
@@ -159,5 +173,5 @@ class Outbox:
                 self._change.notify_all()
 
 
-def _is_report(message: pb.FromLearner) -> bool:
-    return message.event.HasField("step_reported")
+def _is_report(message: _Waiting) -> bool:
+    return isinstance(message, events.StepReported)

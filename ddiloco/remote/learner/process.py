@@ -240,7 +240,7 @@ class LearnerProcess:
             make_recovery = lead.recovery
         states = LearnerStates(folder, None if lead is None else needs_of(equipment))
         recovery = make_recovery(client, inner, self._security, config, states, steps)
-        about = about_states(self._experiment, self._assembly.layout, client.run)
+        about = about_states(self._experiment, self._assembly.layout, client.run, core.learner)
         resumed = self._from_checkpoint(equipment, clients, recovery, inner, about)
         tapes = Tapes(workdir, self._experiment, self._assembly.layout, record, run=client.run)
         tape = tapes.learner(core.learner, core.incarnation, equipment, resumed and resumed.begins_with)

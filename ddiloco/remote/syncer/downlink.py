@@ -15,6 +15,7 @@ from ddiloco.protocol import events
 from ddiloco.protocol.messages import NOTHING_MERGED
 from ddiloco.protocol.state import NO_WATERMARKS, Watermarks
 from ddiloco.remote.wire import wire_pb2 as pb
+from ddiloco.remote.wire.calls import Wakeups
 from ddiloco.remote.wire.payload import chunks, payload_bytes
 from ddiloco.remote.wire.token_bucket import TokenBucket
 from ddiloco.remote.wire.validation import MAX_DIFFERENCES
@@ -128,13 +129,14 @@ class Downlink:
         self._items: collections.deque[_Item] = collections.deque()  # which some hosts have not taken yet
         self._first = 0  # number of the first of them
         self._taken = [0] * hosts
-        self._change = threading.Condition()
+        self._change = threading.Lock()
+        self.wakeups = Wakeups()  # of the streams, which wait for something to send
         self._welcome = self._step = 0  # incarnation that is being welcomed, and the global step
         self._data = NOTHING_MERGED  # as in the welcome
         self._welcoming: list[int] = []  # fragments of the welcome that are still to be sent
         self._updates: dict[int, None] = {}  # in the order in which they became due
         self._sent: dict[int, int] = {}  # version by fragment
-        self._closed = False
+        self.closed = False
 
     def put(self, message: EventDelivery) -> None:
         """Queues the fragments of a welcome or an update."""
@@ -145,7 +147,7 @@ class Downlink:
                 self._newest.put(bare, message.fragments[0], message.difference, known.get(p, {}), statement)
                 with self._change:
                     self._updates[update.fragment] = None
-                    self._change.notify_all()
+                self.wakeups.set()
             case events.Welcomed() as event:
                 lineages = event.lineages or (0,) * len(event.versions)
                 statements = message.statements or (b"",) * len(event.versions)
@@ -170,17 +172,22 @@ class Downlink:
             self._welcoming = list(fragments_with(event))
             self._updates.clear()
             self._sent.clear()
-            self._change.notify_all()
+        self.wakeups.set()
 
     def close(self) -> None:
         """Ends the streams."""
         self.limit.close()
         with self._change:
-            self._closed = True
-            self._change.notify_all()
+            self.closed = True
+        self.wakeups.set()
 
-    def messages(self, host: int = 0, needs: Sequence[Sequence[Cut]] | None = None) -> Iterator[bytes]:
-        """The messages of one stream of a host: header, chunks of its payload, next header; ends when closed.
+    def messages(
+        self, host: int = 0, needs: Sequence[Sequence[Cut]] | None = None
+    ) -> Iterator[bytes | float]:
+        """The next messages of one stream of a host: header, chunks of its payload, next header.
+
+        A float is the seconds to wait before the next one, as the link is limited. Ends when there is nothing
+        to send now.
 
         `needs`: by fragment, the blocks of each piece that the host needs; None: all.
         """
@@ -189,22 +196,23 @@ class Downlink:
             self._moved(header.size)
             begun = time.monotonic()
             yield header.SerializeToString()
-            yield from self.limit.limited(chunks(payload))
+            yield from self.limit.delayed(chunks(payload))
             if header.welcome:
                 self.throughput.add(header.size, time.monotonic() - begun)
             del item, payload  # while nothing is due, no old version is held
 
     def _next(self, host: int) -> _Item | None:
         with self._change:
-            while not self._closed:
-                if self._taken[host] < self._first + len(self._items):
-                    return self._taken_by(host)
-                if len(self._items) < MAX_AHEAD and (item := self._decided()) is not None:
-                    self._items.append(item)
-                    self._change.notify_all()
-                else:
-                    self._change.wait()
-            return None
+            if self.closed:
+                return None
+            if self._taken[host] == self._first + len(self._items):
+                if len(self._items) == MAX_AHEAD or (item := self._decided()) is None:
+                    return None
+                self._items.append(item)
+            first, item = self._first, self._taken_by(host)
+        if self.hosts > 1 and self._first > first:
+            self.wakeups.set()  # there is room again
+        return item
 
     def _taken_by(self, host: int) -> _Item:
         item = self._items[self._taken[host] - self._first]
@@ -212,7 +220,6 @@ class Downlink:
         while self._items and min(self._taken) > self._first:
             self._items.popleft()
             self._first += 1
-            self._change.notify_all()
         return item
 
     def _decided(self) -> _Item | None:

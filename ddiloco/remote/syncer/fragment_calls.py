@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import contextlib
 import time
 import traceback
@@ -15,21 +17,26 @@ from ddiloco.protocol import events
 from ddiloco.remote.syncer.session import Session
 from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
-from ddiloco.remote.wire.blocks import cuts_of, receive_blocks, wanted_cuts
+from ddiloco.remote.wire.blocks import block_formats, blocks_of, cuts_of, wanted_cuts
+from ddiloco.remote.wire.calls import Call, Handler, Refused, Wakeup, first_message
 from ddiloco.remote.wire.compatibility import Terms
 from ddiloco.remote.wire.event_messages import offer_of
-from ddiloco.remote.wire.payload import receive
+from ddiloco.remote.wire.payload import PayloadReader, payload_bytes
 from ddiloco.remote.wire.validation import WireError, parse
 from ddiloco.settings.remote import HANDSHAKE
 from ddiloco.telemetry import records
+
+MAX_SLEEP = 0.2  # seconds until a stream looks again whether its link is still limited
+DECODERS = 4  # threads that decode offers
+DECODED_AT_ONCE = 64 << 10  # bytes of an offer that is decoded on the event loop
 
 TakeOffer = Callable[[events.FragmentArrived, Sequence[np.ndarray]], None]
 
 
 class FragmentCalls:
-    """Answers Updates and Offers of the learners that have a session; each call in a thread of gRPC's.
+    """Answers Updates and Offers of the learners that have a session; a call holds one fragment at most.
 
-    A call holds one fragment at most.
+    Large offers are decoded on threads of their own, beside the event loop.
     """
 
     def __init__(
@@ -48,19 +55,16 @@ class FragmentCalls:
         self._records_hosts = not shard
         self._terms, self._find, self._record = terms, find, record
         self._send, self._take_offer = send, take_offer
-        self._largest = max(sum(part.nbytes for part in form) for form in terms.up)
-        self.handlers = {
-            # Their one request is empty and is not waited for: a call without it costs nothing.
-            "Updates": grpc.stream_stream_rpc_method_handler(self._updates),
-            "Offers": grpc.stream_unary_rpc_method_handler(self._offers),
-        }
+        self._largest = max(sum(part.nbytes for part in form) for each in terms.up for form in each)
+        self._decoding = concurrent.futures.ThreadPoolExecutor(DECODERS, "decode")
+        self.handlers: dict[str, Handler] = {"Updates": self._updates, "Offers": self._offers}
 
-    def session(self, context: grpc.ServicerContext) -> Session:
-        """The session that a call names; aborts the call if there is none."""
-        name = wire.metadata_value(context.invocation_metadata(), wire.SESSION_KEY)
+    def session(self, call: Call) -> Session:
+        """The session that a call names; raises Refused if there is none."""
+        name = wire.metadata_value(call.context.invocation_metadata(), wire.SESSION_KEY)
         session = self._find(name)
         if session is None:
-            context.abort(grpc.StatusCode.NOT_FOUND, "there is no such session")
+            raise Refused(grpc.StatusCode.NOT_FOUND, "there is no such session")
         return session
 
     def count(self, learner: int | None, error: WireError) -> None:
@@ -70,11 +74,22 @@ class FragmentCalls:
             sentence = f"learner {learner}: what it sent was refused: {error.reason}"
             self._record(records.Alarm(sentence, time.time()))
 
-    def _updates(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        session = self.session(context)
-        with session.call("updates", context) as host, self._seen(session, host):
-            needs = None if session.hosts == 1 else self._needs(requests, context)
-            yield from session.down.messages(host, needs)
+    async def _updates(self, call: Call) -> None:
+        # The one request of a single host is empty and is not waited for: a call without it costs nothing.
+        session, changed = self.session(call), Wakeup()
+        with (
+            session.call("updates", call) as host,
+            self._seen(session, host),
+            session.down.wakeups.added(changed.set),
+        ):
+            needs = None if session.hosts == 1 else await self._needs(call)
+            while not session.down.closed:
+                for message in session.down.messages(host, needs):
+                    if isinstance(message, float):
+                        await asyncio.sleep(min(message, MAX_SLEEP))
+                    else:
+                        await call.write(message)
+                await changed.wait()
 
     @contextlib.contextmanager
     def _seen(self, session: Session, host: int) -> Iterator[None]:
@@ -89,71 +104,76 @@ class FragmentCalls:
             if recorded:
                 self._record(records.Noted("host_gone", values, time.time()))
 
-    def _needs(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> list[list[Cut]]:
+    async def _needs(self, call: Call) -> list[list[Cut]]:
         """By fragment, the blocks of each piece that one of a learner's hosts needs."""
-        with wire.ended_after(HANDSHAKE, context.cancel):
-            first = next(requests, b"")
+        first = await first_message(call, HANDSHAKE)
         try:
             return wanted_cuts(parse(pb.Wanted, first), self._terms.down)
         except WireError as error:
             self.count(None, error)
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            raise Refused(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
 
-    def _offers(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+    async def _offers(self, call: Call) -> None:
         """Takes one offer, or one host's part of it; ends the call if it cannot be one."""
-        session = self.session(context)
+        session = self.session(call)
         timeout = session.down.throughput.timeout(self._terms.offer_timeout, self._largest)
         most = session.down.throughput.limit(2 * self._terms.offer_timeout, 2 * self._largest)
         begun = time.monotonic()
         # One that is no longer awaited is ended, whatever deadline it has: it holds up to a fragment.
-        with session.call("offers", context) as host, wire.ended_after(most, context.cancel):
-            offer, arrays = self._read(session, host, requests, context)
+        with session.call("offers", call) as host:
+            offer, arrays = await self._read(session, host, call, most)
         if time.monotonic() - begun > timeout / 2:
             limit = f"{timeout:.0f} s, by sync.offer_timeout"
             sentence = f"learner {session.learner}: an offer took more than half of the {limit}"
             self._record(records.Alarm(sentence, time.time()))
-        if arrays is not None:
+        if arrays is not None and payload_bytes(arrays) < DECODED_AT_ONCE:
             self._take_offer(offer, arrays)
-        return b""
+        elif arrays is not None:
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._decoding, self._take_offer, offer, arrays)
+        await call.write(b"")
 
-    def _read(
-        self, session: Session, host: int, requests: Iterator[bytes], context: grpc.ServicerContext
+    async def _read(
+        self, session: Session, host: int, call: Call, seconds: float
     ) -> tuple[events.FragmentArrived, Sequence[np.ndarray] | None]:
         offer = None
         try:
-            header = parse(pb.UpHeader, next(requests, b""))
-            announced = offer_of(header, session.learner, self._terms.num_fragments)
-            if not session.expects(announced.round, host):  # not requested, or sent a second time
-                self._record(drop(session.learner, "wire: unawaited fragment"))
-                context.abort(grpc.StatusCode.NOT_FOUND, "nobody waits for this fragment")
-            offer = announced
-            return offer, self._arrays(session, host, header, offer, requests)
+            async with asyncio.timeout(seconds):
+                header = parse(pb.UpHeader, await call.read() or b"")
+                offer = self._announced(session, host, header)
+                return offer, await self._arrays(session, host, header, offer, call)
         except WireError as error:
             self.count(session.learner, error)
             self._broken(offer, error.reason)
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        except Exception as error:  # gRPC raises bare ones where a stream breaks, or a call was aborted
-            if offer is None:
+            raise Refused(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
+        except (Exception, asyncio.CancelledError) as error:  # what ends a call, and gRPC's where it breaks
+            if offer is not None:
+                self._broken(offer, "the transfer broke")
+            if isinstance(error, Refused | asyncio.CancelledError):
                 raise
             traceback.clear_frames(error.__traceback__)  # gRPC keeps it, and its frames half a fragment
-            self._broken(offer, "the transfer broke")
-            context.abort(grpc.StatusCode.CANCELLED, "the transfer broke")  # gRPC would print an exception
-        raise AssertionError("the call was aborted")
+            raise Refused(grpc.StatusCode.CANCELLED, "the transfer broke") from None
 
-    def _arrays(
-        self,
-        session: Session,
-        host: int,
-        header: pb.UpHeader,
-        offer: events.FragmentArrived,
-        requests: Iterator[bytes],
+    def _announced(self, session: Session, host: int, header: pb.UpHeader) -> events.FragmentArrived:
+        """The offer in a header; raises Refused for one that was not requested, or is sent a second time."""
+        announced = offer_of(header, session.learner, self._terms.num_fragments)
+        if not session.expects(announced.round, host):
+            self._record(drop(session.learner, "wire: unawaited fragment"))
+            raise Refused(grpc.StatusCode.NOT_FOUND, "nobody waits for this fragment")
+        return announced
+
+    async def _arrays(
+        self, session: Session, host: int, header: pb.UpHeader, offer: events.FragmentArrived, call: Call
     ) -> Sequence[np.ndarray] | None:
         """The offer's arrays; None: other hosts of the learner have not sent all of their blocks."""
-        formats = self._terms.up[offer.round.fragment]
-        if session.offers is None:
-            return receive(formats, header.size, requests)
-        blocks = receive_blocks(formats, cuts_of(header.arrays, formats), header.size, requests)
-        return session.offers.add(host, offer, formats, blocks)
+        formats = self._terms.offers(offer.contribution.learner)[offer.round.fragment]
+        cuts = None if session.offers is None else cuts_of(header.arrays, formats)
+        received = PayloadReader(formats if cuts is None else block_formats(formats, cuts), header.size)
+        while received.left:
+            received.add(await call.read())
+        if session.offers is None or cuts is None:
+            return received.arrays
+        return session.offers.add(host, offer, formats, blocks_of(cuts, received.arrays))
 
     def _broken(self, offer: events.FragmentArrived | None, reason: str) -> None:
         if offer is not None:

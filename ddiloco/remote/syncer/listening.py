@@ -6,14 +6,12 @@ import collections
 import contextlib
 import resource
 import socket
-import threading
-from collections.abc import Callable, Iterator, Mapping
-
-import grpc
+from collections.abc import Callable, Mapping
 
 from ddiloco.remote.syncer.session import MAX_CALLS
 from ddiloco.remote.wire import validation as wire
-from ddiloco.remote.wire.security import Gate, Security, host_of
+from ddiloco.remote.wire.calls import Call, CallServer, Handler, first_message
+from ddiloco.remote.wire.security import Security, host_of
 from ddiloco.settings.remote import HANDSHAKE, RemoteConfig
 
 _CALLS = 1 + 3 * MAX_CALLS  # of one learner at the same time
@@ -27,26 +25,21 @@ class Handshakes:
     def __init__(self, seconds: float, most: int) -> None:
         """`most`: beyond it the oldest call of the machine with most calls is aborted."""
         self._seconds, self._most = seconds, most
-        self._lock = threading.Lock()
-        self._waiting: list[tuple[str, grpc.ServicerContext]] = []
+        self._waiting: list[tuple[str, Call]] = []
 
-    def first(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
-        """The first request of a call, which is aborted if that takes too long; empty if there is none."""
-        own = host_of(context.peer()), context
-        with self._lock:
-            self._waiting.append(own)
-            oldest = self._crowding() if len(self._waiting) > self._most else None
-        if oldest is not None:
-            oldest.cancel()
+    async def first(self, call: Call) -> bytes:
+        """The first message of a call, empty if there is none; raises Refused if that takes too long."""
+        own = host_of(call.context.peer()), call
+        self._waiting.append(own)
+        if len(self._waiting) > self._most:
+            self._crowding().cancel()
         try:
-            with wire.ended_after(self._seconds, context.cancel):
-                return next(requests, b"")
+            return await first_message(call, self._seconds)
         finally:
-            with self._lock:
-                if own in self._waiting:
-                    self._waiting.remove(own)
+            if own in self._waiting:
+                self._waiting.remove(own)
 
-    def _crowding(self) -> grpc.ServicerContext:
+    def _crowding(self) -> Call:
         [(crowd, _)] = collections.Counter(host for host, _ in self._waiting).most_common(1)
         oldest = next(one for one in self._waiting if one[0] == crowd)
         self._waiting.remove(oldest)
@@ -67,11 +60,11 @@ class Listening:
         """`address`: HOST:PORT; 0 is any free port. `answering` is called once it answers."""
         self._answering = answering
         self.port = 0
-        self._address, self._security = address, security
-        self.gate = Gate(security.admits, "the syncer asks for another join token")
+        self._address = address
         self.handshakes = Handshakes(HANDSHAKE, num_learners + 4)
         calls = (num_learners + 4) * (1 + _CALLS) + _TO_SPARE
-        self._server = wire.server(config.keepalive, calls, _options(config, num_learners), [self.gate])
+        options = [*wire.options(config.keepalive), *_options(config, num_learners)]
+        self.server = CallServer(security, "the syncer asks for another join token", calls, options)
 
     def claim(self) -> None:
         """Binds the port.
@@ -80,7 +73,7 @@ class Listening:
           ConfigError: it is not available.
         """
         if not self.port:
-            self.port = self._security.listen(self._server, self._address)
+            self.port = self.server.listen(self._address)
 
     @property
     def address(self) -> str:
@@ -88,16 +81,16 @@ class Listening:
         host = self._address.rpartition(":")[0]
         return f"{socket.gethostname() if host in ('', '0.0.0.0', '[::]') else host}:{self.port}"
 
-    def begin(self, handlers: Mapping[str, grpc.RpcMethodHandler]) -> int:
+    def begin(self, handlers: Mapping[str, Handler]) -> int:
         """Serves from now on; returns the port. Raises ConfigError as `claim`, if that was not called."""
         self.claim()
-        wire.serve(self._server, wire.CONTROL, handlers)
+        self.server.serve(wire.CONTROL, handlers)
         self._answering()
         return self.port
 
     def stop(self, grace: float | None) -> None:
         """Releases the port, and ends all calls; running ones after `grace` seconds, None: at once."""
-        self._server.stop(grace).wait(5.0)
+        self.server.stop(grace)
 
 
 def take_descriptors() -> None:

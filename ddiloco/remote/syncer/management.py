@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
 import pathlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
 
 from ddiloco.config import ConfigError
 from ddiloco.remote.syncer.session import Session
+from ddiloco.remote.wire.calls import Call, Refused
 from ddiloco.remote.wire.management import Answer, Command
 from ddiloco.remote.wire.security import OPERATOR, Security
 from ddiloco.remote.wire.validation import WireError
@@ -27,7 +29,7 @@ _EVICTED = 1000  # orders to drop a learner that are remembered
 
 
 class Management:
-    """Answers commands, each in a thread of gRPC's, and obeys orders given to other shards of the syncer.
+    """Answers commands, and obeys orders given to other shards of the syncer.
 
     A drained learner is sent the end of the run, at each connection: its process ends with exit code 0. A
     stopped run stays stopped for engines, which restart the syncer.
@@ -81,17 +83,18 @@ class Management:
         with self._lock:
             return learner in self._orders.drained
 
-    def answer(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
-        """The answer to a call."""
-        caller = self._security.caller(context)
+    async def answer(self, request: bytes, call: Call) -> None:
+        """Answers a call."""
+        caller = self._security.caller(call.context)
         if caller.learner not in (None, OPERATOR):
             whose = "a learner's credentials are for its own work; take the operator's"
-            context.abort(grpc.StatusCode.PERMISSION_DENIED, whose)
+            raise Refused(grpc.StatusCode.PERMISSION_DENIED, whose)
         try:
             command = Command.read(request)
         except WireError as error:
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        yield bytes(self.do(command, caller.host))
+            raise Refused(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
+        loop = asyncio.get_running_loop()  # orders are written to the disk
+        await call.write(bytes(await loop.run_in_executor(None, self.do, command, caller.host)))
 
     def do(self, command: Command, host: str) -> Answer:
         """Carries out a command of an operator at `host`; returns the answer."""

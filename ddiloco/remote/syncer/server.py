@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import itertools
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import grpc
@@ -23,6 +25,7 @@ from ddiloco.remote.syncer.record_receiver import RecordIntake
 from ddiloco.remote.syncer.session import Session
 from ddiloco.remote.syncer.shard_records import ShardRecords
 from ddiloco.remote.wire import wire_pb2 as pb
+from ddiloco.remote.wire.calls import Call, Handler, Refused, Wakeup, event_loop
 from ddiloco.remote.wire.compatibility import Terms
 from ddiloco.remote.wire.event_messages import MAX_REASON_LENGTH, by_fragment, learner_event
 from ddiloco.remote.wire.measuring import Probes
@@ -34,6 +37,7 @@ from ddiloco.workers.links import LearnerLink
 
 MESSAGES = 2000  # of a learner at once, that 500 a second bring back; eight records count as one
 JOINING = 2.0  # seconds from a learner's connection to its join, if it has joined before
+MAX_PEERS = 64  # of which a learner hears
 REJOINS = 64  # of a learner at once, that a second each brings back; each is a write to the disk
 
 
@@ -102,8 +106,9 @@ class SyncerServer:
         self._rejoins, self._messages = Allowances(REJOINS, 1.0), Allowances(MESSAGES, 500.0)
         self._lock = threading.Lock()
         self._over = False
-        self._open = threading.Event()  # until then learners' messages stay in their outboxes
-        self._sessions: dict[str, Session] = {}
+        self._open = asyncio.Event()  # until then learners' messages stay in their outboxes
+        self._sessions: dict[str, Session] = {}  # by name
+        self._of_learners: dict[int, Session] = {}  # the same
         self.away: set[int] = set()  # disconnected learners without a goodbye
         self._newest_incarnation: dict[int, int] = {}
         self._newest = NewestFragments()
@@ -111,17 +116,17 @@ class SyncerServer:
         self._calls = FragmentCalls(terms, self._find, syncer.send, syncer.take_offer, record, shard)
         self._management = management or Management(security, terms.max_learners)
         self._management.attach(self._all_sessions, self._end)
-        self._handlers = {
-            "Manage": grpc.stream_stream_rpc_method_handler(self._manage),
-            "Control": grpc.stream_stream_rpc_method_handler(self._control),
-            "Peers": grpc.stream_stream_rpc_method_handler(self._peers),
-            "Measure": grpc.stream_stream_rpc_method_handler(Probes().answer),
+        self._handlers: dict[str, Handler] = {
+            "Manage": self._manage,
+            "Control": self._control,
+            "Peers": self._peers,
+            "Measure": Probes().answer,
             **self._calls.handlers,
         }
         if terms.shards > 1 and not shard:
             of_shards = ShardRecords(terms, security, run, listening.handshakes, record)
-            self._handlers["Shard"] = grpc.stream_unary_rpc_method_handler(of_shards.answer)
-        listening.gate.refused = self._without_credentials
+            self._handlers["Shard"] = of_shards.answer
+        listening.server.refused = self._without_credentials
 
     def start(self) -> int:
         """Answers from now on; returns the port. Raises ConfigError: it is not available."""
@@ -129,7 +134,7 @@ class SyncerServer:
 
     def open(self) -> None:
         """Begins to take learners' messages; learners that connected earlier have kept theirs until now."""
-        self._open.set()
+        event_loop().call(self._open.set)
 
     def send_addresses(self, addresses: Sequence[str]) -> None:
         """Sends all learners, present and future, the addresses of all shards."""
@@ -177,7 +182,7 @@ class SyncerServer:
         begun = time.monotonic()
         with self._lock:
             self._over = True
-            self._open.set()
+            self.open()
             for session in self._sessions.values():
                 session.deliver(Leave())
             while (now := time.monotonic()) < begun + timeout and (
@@ -195,42 +200,48 @@ class SyncerServer:
 
     def close(self) -> None:
         """Stops serving; learners without the end of the run look for another syncer."""
-        self._open.set()
+        self.open()
         self._listening.stop(grace=1.0)
 
     def _all_sessions(self) -> list[Session]:
         with self._lock:
             return list(self._sessions.values())
 
-    # Each call runs in a thread of gRPC's.
+    # Calls run in the event loop, and must not wait for anything else.
 
-    def _control(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        session = self._welcome_session(self._listening.handshakes.first(requests, context), context)
-        session.control = context
-        if not context.add_callback(lambda: self._end(session, "connection lost")):
+    async def _control(self, call: Call) -> None:
+        session = await self._welcome_session(await self._listening.handshakes.first(call), call)
+        changed, reader = Wakeup(), asyncio.create_task(self._read(session, call))
+        try:
+            with session.wakeups.added(changed.set):
+                over = False
+                while not over:
+                    over = session.over  # before its last messages are taken
+                    for message in session.messages():
+                        await call.write(message)
+                    if not over:
+                        await changed.wait()
+        finally:
             self._end(session, "connection lost")
-        reader = threading.Thread(
-            target=self._read, args=(session, requests), name=f"wire-{session.learner}", daemon=True
-        )
-        reader.start()
-        yield from session.messages()
+            reader.cancel()
         if session.reason.startswith("malformed"):
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, session.reason)
+            raise Refused(grpc.StatusCode.INVALID_ARGUMENT, session.reason)
 
-    def _manage(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        yield from self._management.answer(self._listening.handshakes.first(requests, context), context)
+    async def _manage(self, call: Call) -> None:
+        await self._management.answer(await self._listening.handshakes.first(call), call)
 
-    def _peers(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        del requests
-        session = self._calls.session(context)
-        with session.call("peers", context):  # for as long as the answer is not read
-            yield self._peers_of(session.learner).SerializeToString()
+    async def _peers(self, call: Call) -> None:
+        session = self._calls.session(call)
+        with session.call("peers", call):  # for as long as the answer is not read
+            await call.write(self._peers_of(session.learner).SerializeToString())
 
     def _peers_of(self, own: int) -> pb.Peers:
-        """Learners that may have an inner state to give, beginning with the one after the asking learner."""
+        """The next learners after the asking one that may have an inner state to give."""
+        most = self._terms.max_learners
         with self._lock:
-            others = [s for s in self._sessions.values() if s.learner != own and s.may_give]
-        others.sort(key=lambda s: ((s.learner - own) % self._terms.max_learners, -s.process))
+            following = (self._of_learners.get((own + i) % most) for i in range(1, most))
+            givers = (s for s in following if s is not None and s.may_give)
+            others = [*itertools.islice(givers, MAX_PEERS)]
         # Of the fastest, so that a learner that claims to be slow delays no other.
         seconds = min(filter(None, (self._syncer.boundary_seconds(s.learner) for s in others)), default=0.0)
         return pb.Peers(addresses=[s.donor for s in others], boundary_seconds=seconds)
@@ -245,40 +256,44 @@ class SyncerServer:
         with self._lock:
             return self._sessions.get(name)
 
-    def _welcome_session(self, first: bytes, context: grpc.ServicerContext) -> Session:
-        """The session of a learner that fits this run; aborts the call otherwise."""
+    async def _welcome_session(self, first: bytes, call: Call) -> Session:
+        """The session of a learner that fits this run; raises Refused otherwise."""
         try:
             message = parse(pb.FromLearner, first)
             if message.WhichOneof("kind") != "hello":
                 raise WireError("unexpected message", "a connection begins with a hello")
         except WireError as error:
             self._calls.count(None, error)
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        # For a process that goes on with its state; what is merged later the core finds as it joins.
-        furthest = NOTHING_MERGED if message.hello.session else self._syncer.furthest(message.hello.learner)
+            raise Refused(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
+        furthest = NOTHING_MERGED
+        if not message.hello.session:
+            # For a process that goes on with its state; what is merged later the core finds as it joins.
+            loop, learner = asyncio.get_running_loop(), message.hello.learner
+            furthest = await loop.run_in_executor(None, self._syncer.furthest, learner)
         with self._coming_and_going:
-            return self._admitted(message.hello, furthest, context)
+            return self._admitted(message.hello, furthest, call)
 
-    def _admitted(self, hello: pb.Hello, furthest: Watermark, context: grpc.ServicerContext) -> Session:
-        caller = self._security.caller(context)
+    def _admitted(self, hello: pb.Hello, furthest: Watermark, call: Call) -> Session:
+        caller = self._security.caller(call.context)
         with self._lock:
             known = self._newest_incarnation.get(hello.learner, 0)
-            present = next((s for s in self._sessions.values() if s.learner == hello.learner), None)
+            present = self._of_learners.get(hello.learner)
         refusal = self._admission.refusal(hello, caller, present, known, time.monotonic())
         if refusal is not None:
             self._record(drop(None, f"wire: {refusal.reason}"))
             if refusal.alarm is not None:
                 self._alarm(refusal.alarm)
-            context.abort(refusal.code, refusal.sentence)
+            raise Refused(refusal.code, refusal.sentence)
         if present is not None:
             self._end(present, "connected again" if present.process == hello.process else "replaced")
         self._admission.admitted(hello.learner, hello.process)
-        donor = donor_address(context.peer(), hello.donor_port)
+        donor = donor_address(call.context.peer(), hello.donor_port)
         name = secrets.token_hex(16)
         moved = lambda size: self._record(records.Transferred(hello.learner, sent=0, received=size))  # noqa: E731
         down = Downlink(self._newest, moved, max(1, hello.hosts), hello.learner)
         room = self._terms.room(hello.learner)
         session = Session(name, hello.learner, hello.process, down, donor, caller, room)
+        session.control = call
         session.newest_incarnation = max(known, hello.process)
         whether = {"newer": 0 < known < hello.process, "began": not hello.session}
         self.intake.joined(hello.learner, hello.process, **whether)
@@ -292,7 +307,7 @@ class SyncerServer:
         )
         session.say(pb.ToLearner(accepted=accepted))
         with self._lock:
-            self._sessions[session.name] = session
+            self._sessions[session.name] = self._of_learners[session.learner] = session
             self.away.discard(hello.learner)
             addresses = self._addresses
         if addresses:
@@ -302,15 +317,15 @@ class SyncerServer:
             session.deliver(Leave())
         return session
 
-    def _read(self, session: Session, requests: Iterator[bytes]) -> None:
+    async def _read(self, session: Session, call: Call) -> None:
         reason = "connection lost"
         try:
-            self._open.wait()
+            await self._open.wait()
             session.heard_at = time.monotonic()
-            for data in requests:
+            while (data := await call.read()) is not None:
                 session.heard_at = time.monotonic()
                 message = parse(pb.FromLearner, data)
-                self._wait_for_turn(session, 1 + len(message.records.records) // 8)
+                await self._wait_for_turn(session, 1 + len(message.records.records) // 8)
                 if self._hear_message(session, message):
                     reason = events.LEFT
                     break
@@ -322,10 +337,10 @@ class SyncerServer:
         finally:
             self._end(session, reason)
 
-    def _wait_for_turn(self, session: Session, cost: int) -> None:
+    async def _wait_for_turn(self, session: Session, cost: int) -> None:
         """Delays reading until others are served too; the transport slows faster senders."""
         while not session.over and not self._over and not self._has_turn(session, cost):
-            time.sleep(0.05)
+            await asyncio.sleep(0.05)
 
     def _has_turn(self, session: Session, cost: int) -> bool:
         return not self._syncer.crowded and self._messages.take(session.learner, time.monotonic(), cost)
@@ -343,7 +358,11 @@ class SyncerServer:
                 problem = m.problem[:MAX_REASON_LENGTH]
                 self._syncer.send(CheckpointWritten(session.learner, m.snapshot, versions, problem))
             case _:
-                self._hear_event(session, learner_event(message, session.learner, len(self._fragments)))
+                own = session.learner, len(self._fragments), session.report
+                event = learner_event(message, *own)
+                if isinstance(event, events.StepReported):
+                    session.report = event.report
+                self._hear_event(session, event)
         return False
 
     def _hear_event(self, session: Session, event: events.SyncerEvent) -> None:
@@ -388,6 +407,8 @@ class SyncerServer:
         self.intake.lost(session.learner, session.process)
         with self._lock:
             self._sessions.pop(session.name, None)
+            if self._of_learners.get(session.learner) is session:
+                del self._of_learners[session.learner]
             if reason != events.LEFT:
                 self.away.add(session.learner)
             self._changed.notify_all()

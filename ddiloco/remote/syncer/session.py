@@ -14,10 +14,11 @@ import numpy as np
 from ddiloco.arrays.blocks import Blocks, Cut, Gathered
 from ddiloco.outer.codecs import ArrayFormat
 from ddiloco.protocol import events
-from ddiloco.protocol.messages import RoundId
+from ddiloco.protocol.messages import Report, RoundId
 from ddiloco.protocol.policy import MAX_AGE
 from ddiloco.remote.syncer.downlink import Downlink
 from ddiloco.remote.wire import wire_pb2 as pb
+from ddiloco.remote.wire.calls import Call, Refused, Wakeups, event_loop
 from ddiloco.remote.wire.event_messages import from_syncer
 from ddiloco.remote.wire.security import UNKNOWN, Caller
 from ddiloco.remote.wire.validation import HOST_KEY, WireError, metadata_value
@@ -29,7 +30,7 @@ MAX_WAITING = 256  # messages to a learner that does not read; then the oldest i
 
 
 class Session:
-    """A LearnerLink over one control stream. Used by the syncer's threads and by gRPC's."""
+    """A LearnerLink over one control stream. Used by the syncer's threads and by its event loop."""
 
     def __init__(
         self,
@@ -50,18 +51,20 @@ class Session:
         self.heard_at = time.monotonic()
         self.incarnation = 0  # the newest that has joined or reported over this connection
         self.counted = 0  # the newest incarnation that takes part, by the syncer's word
+        self.report: Report | None = None  # the last one over this connection
         self.newest_incarnation = 0  # of the learner, beyond which its next ones do not leap
         self.reason = "connection lost"  # why it ended
-        self._change = threading.Condition()
+        self._change = threading.Lock()
+        self.wakeups = Wakeups()  # of the control stream
         self._waiting: collections.deque[pb.ToLearner] = collections.deque()
         # By fragment and host, the offers that the learner may send
         self._asked: dict[tuple[int, int], collections.deque[RoundId]] = collections.defaultdict(
             lambda: collections.deque(maxlen=MAX_AGE)
         )
         self.over = False  # whether the connection has ended
-        self.control: grpc.ServicerContext | None = None  # the call of the control stream
+        self.control: Call | None = None  # of the control stream
         self._calls: collections.Counter[str] = collections.Counter()
-        self._contexts: list[grpc.ServicerContext] = []  # of those calls
+        self._open_calls: list[Call] = []
 
     # What the syncer calls.
 
@@ -106,7 +109,7 @@ class Session:
             if len(self._waiting) >= MAX_WAITING:
                 self._waiting.popleft()
             self._waiting.append(message)
-            self._change.notify_all()
+        self.wakeups.set()
 
     # What the server calls.
 
@@ -121,40 +124,39 @@ class Session:
             return True
 
     @contextlib.contextmanager
-    def call(self, kind: str, context: grpc.ServicerContext) -> Iterator[int]:
-        """One call of the kind beside the control stream; ends it if there are too many at the same time.
+    def call(self, kind: str, call: Call) -> Iterator[int]:
+        """One call of the kind beside the control stream; gives the number of the calling host.
 
-        Gives the number of the calling host; ends the call if there is no such host.
+        Raises:
+          Refused: there are too many at the same time, or there is no such host.
         """
-        named = metadata_value(context.invocation_metadata(), HOST_KEY) or "0"
+        named = metadata_value(call.context.invocation_metadata(), HOST_KEY) or "0"
         host = int(named) if named.isdecimal() and len(named) < 6 else self.hosts
         if host >= self.hosts:
-            context.abort(grpc.StatusCode.NOT_FOUND, "the learner has no such host")
+            raise Refused(grpc.StatusCode.NOT_FOUND, "the learner has no such host")
         with self._change:
             self._calls[kind] += 1
             many = self._calls[kind] > self._max_calls
-            self._contexts.append(context)
+            self._open_calls.append(call)
             over = self.over
         try:
             if over:
-                context.abort(grpc.StatusCode.NOT_FOUND, "the session is over")
+                raise Refused(grpc.StatusCode.NOT_FOUND, "the session is over")
             if many:
                 told = f"more than {self._max_calls} calls of a kind, by remote.hosts"
-                context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, told)
+                raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, told)
             yield host
         finally:
             with self._change:
                 self._calls[kind] -= 1
-                self._contexts.remove(context)
+                self._open_calls.remove(call)
 
     def messages(self) -> Iterator[bytes]:
-        """The messages of the control stream; ends when the session is closed, after all earlier messages."""
+        """The messages that wait for the control stream; after its end these are the last ones."""
         while True:
             with self._change:
-                while not self._waiting:
-                    if self.over:
-                        return
-                    self._change.wait()
+                if not self._waiting:
+                    return
                 message = self._waiting.popleft()
             yield message.SerializeToString()
 
@@ -164,15 +166,13 @@ class Session:
             if self.over:
                 return False
             self.over, self.reason = True, reason
-            self._change.notify_all()
-            calls = [*self._contexts]
+            calls = [*self._open_calls]
+        self.wakeups.set()
         self.down.close()
-        for context in calls:
-            context.cancel()
+        for call in calls:
+            call.cancel()
         if self.control is not None:  # without a reader it would not end
-            last = threading.Timer(LAST_SECONDS, self.control.cancel)
-            last.daemon = True
-            last.start()
+            event_loop().call_later(LAST_SECONDS, self.control.cancel)
         return True
 
 

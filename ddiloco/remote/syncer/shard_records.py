@@ -13,6 +13,7 @@ import grpc
 from ddiloco.remote.syncer.listening import Handshakes
 from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
+from ddiloco.remote.wire.calls import Call, Refused
 from ddiloco.remote.wire.compatibility import Terms
 from ddiloco.remote.wire.record_messages import record_message, shard_record
 from ddiloco.remote.wire.record_queue import Received, RecordQueue
@@ -25,7 +26,7 @@ _CONNECT_SECONDS = 2.0
 
 
 class ShardRecords:
-    """Receives other shards' records, in gRPC's threads, and counts lost ones."""
+    """Receives other shards' records, and counts lost ones."""
 
     def __init__(
         self,
@@ -39,31 +40,31 @@ class ShardRecords:
         self._handshakes, self._record = handshakes, record
         self._received: dict[tuple[int, int], Received] = {}  # by shard and process
 
-    def answer(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
-        """Receives a shard's records until its call ends; aborts the call if they cannot be read."""
-        hello = self._hello(self._handshakes.first(requests, context), context)
+    async def answer(self, call: Call) -> None:
+        """Receives a shard's records until its call ends; raises Refused if they cannot be read."""
+        hello = self._hello(await self._handshakes.first(call), call)
         try:
-            for data in requests:
+            while (data := await call.read()) is not None:
                 self._take(hello, parse(pb.FromShard, data).records)
         except (WireError, ValueError) as error:
             problem = f"shard {hello.shard} of the syncer: what it sent cannot be read: {error}"
             self._record(records.Alarm(problem, time.time()))
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
-        return b""
+            raise Refused(grpc.StatusCode.INVALID_ARGUMENT, problem) from None
+        await call.write(b"")
 
-    def _hello(self, first: bytes, context: grpc.ServicerContext) -> pb.FromShard.Hello:
-        if self._security.caller(context).learner not in (None, SHARD):
+    def _hello(self, first: bytes, call: Call) -> pb.FromShard.Hello:
+        if self._security.caller(call.context).learner not in (None, SHARD):
             whose = "these credentials are not of a shard of the syncer"
-            context.abort(grpc.StatusCode.FAILED_PRECONDITION, whose)
+            raise Refused(grpc.StatusCode.FAILED_PRECONDITION, whose)
         try:
             hello = parse(pb.FromShard, first).hello
         except WireError as error:
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            raise Refused(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
         misfit = self._misfit(hello)
         if misfit is not None:
             refused = f"shard {hello.shard} of the syncer is refused: {misfit}"
             self._record(records.Alarm(refused, time.time()))
-            context.abort(grpc.StatusCode.FAILED_PRECONDITION, misfit)
+            raise Refused(grpc.StatusCode.FAILED_PRECONDITION, misfit)
         return hello
 
     def _misfit(self, hello: pb.FromShard.Hello) -> str | None:

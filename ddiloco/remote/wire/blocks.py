@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
 
 from ddiloco.arrays.blocks import Blocks, Cut, box_shape
 from ddiloco.outer.codecs import ArrayFormat
@@ -43,14 +45,23 @@ def receive_blocks(
     formats: Sequence[ArrayFormat], cuts: Sequence[Cut], size: int, messages: Iterator[bytes]
 ) -> list[Blocks]:
     """Reads these blocks from a stream of messages; raises WireError as `receive`."""
+    return blocks_of(cuts, receive(block_formats(formats, cuts), size, messages))
+
+
+def block_formats(formats: Sequence[ArrayFormat], cuts: Sequence[Cut]) -> list[ArrayFormat]:
+    """Those of the blocks of these arrays, in the order in which they are sent."""
     dtypes = [form.dtype for form in formats]
-    parts = [
+    return [
         ArrayFormat(box_shape(box), dtype)
         for cut, dtype in zip(cuts, dtypes, strict=True)
         for box in cut.boxes
     ]
-    arrays = iter(receive(parts, size, messages))
-    return [Blocks(cut.shape, {box: next(arrays) for box in cut.boxes}) for cut in cuts]
+
+
+def blocks_of(cuts: Sequence[Cut], arrays: Iterable[np.ndarray]) -> list[Blocks]:
+    """The blocks, from arrays in that order."""
+    left = iter(arrays)
+    return [Blocks(cut.shape, {box: next(left) for box in cut.boxes}) for cut in cuts]
 
 
 def _cut(message: pb.Cut, form: ArrayFormat) -> Cut:

@@ -24,8 +24,9 @@ class Terms:
     rules: str  # the settings that both sides must share, JSON by path
     num_learners: int  # M; as many as the run starts with
     max_learners: int  # as many as it may have; they are numbered below it
-    up: Sequence[Sequence[ArrayFormat]]  # by fragment, shapes and dtypes of what a learner sends
-    down: Sequence[Sequence[ArrayFormat]]  # the same of what the syncer sends, a whole version
+    # By learner, those beyond as the last, and by fragment: shapes and dtypes of what it sends
+    up: Sequence[Sequence[Sequence[ArrayFormat]]]
+    down: Sequence[Sequence[ArrayFormat]]  # by fragment, the same of what the syncer sends, a whole version
     difference: Sequence[Sequence[ArrayFormat]]  # the same of a difference between versions
     offer_timeout: float  # seconds that a fragment may take
     silence_timeout: float = 60.0  # seconds without a word after which a learner is not there
@@ -35,11 +36,15 @@ class Terms:
     @property
     def num_fragments(self) -> int:
         """P."""
-        return len(self.up)
+        return len(self.down)
 
     def fragments(self, shard: int) -> tuple[int, ...]:
         """The fragments of a shard."""
         return fragments_of(shard, self.shards, self.num_fragments)
+
+    def offers(self, learner: int) -> Sequence[Sequence[ArrayFormat]]:
+        """By fragment, shapes and dtypes of what the learner sends."""
+        return self.up[min(learner, len(self.up) - 1)]
 
     def room(self, learner: int) -> int:
         """The hosts of the learner that the syncer keeps room for."""
@@ -57,13 +62,14 @@ def terms_of(experiment: Experiment, layout: FragmentLayout) -> Terms:
     """The terms of an experiment whose number of steps is known."""
     outer, fragments = experiment.outer, range(layout.num_fragments)
     found = (leaf for leaf in all_settings(experiment) if leaf.metadata["both_ends"])
+    forms = {codec: [wire_format(layout, p, codec) for p in fragments] for codec in outer.codecs}
     rules = {leaf.path: leaf.value for leaf in found if leaf.metadata["may_change"] != "process"}
     return Terms(
         fingerprint=layout.fingerprint,
         rules=json.dumps(rules, sort_keys=True, default=str),
         num_learners=experiment.sync.num_learners,
         max_learners=experiment.max_learners,
-        up=[wire_format(layout, p, outer.codec) for p in fragments],
+        up=[forms[codec] for codec in outer.each_codec],
         down=[wire_format(layout, p, "f32") for p in fragments],
         difference=[wire_format(layout, p, outer.update_codec) for p in fragments],
         offer_timeout=experiment.sync.offer_timeout,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from ddiloco.protocol import events
-from ddiloco.protocol.messages import NO_RECEIPT, Contribution, OfferReceipt, RoundId
+from ddiloco.protocol.messages import NO_RECEIPT, Contribution, OfferReceipt, Report, RoundId
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.validation import WireError
 from ddiloco.schema import codec
@@ -25,35 +25,47 @@ SyncerNotice = events.ClockSet | events.TimingSet | events.OfferAsked | events.N
 _NOTICES = ("clock_set", "timing_set", "offer_asked", "not_member", "rejected")
 
 
-def from_learner(event: events.FromLearner | events.OfferFailed) -> pb.FromLearner:
-    """The message of a learner's event, without the learner's number."""
-    return pb.FromLearner(event=codec.message_of(_short(event)))
+def from_learner(
+    event: events.FromLearner | events.OfferFailed, before: Report | None = None
+) -> pb.FromLearner:
+    """The message of a learner's event, without the learner's number.
+
+    `before`: the last report on this connection, from which a report has the changes; None: the first.
+    """
+    return pb.FromLearner(event=codec.message_of(_short(event), before))
 
 
-def learner_event(message: pb.FromLearner, learner: int, num_fragments: int) -> events.SyncerEvent:
+def learner_event(
+    message: pb.FromLearner, learner: int, num_fragments: int, before: Report | None = None
+) -> events.SyncerEvent:
     """The event in a message from this learner to a shard that has so many fragments.
+
+    `before`: as in `from_learner`.
 
     Raises:
       WireError: the message is not an event, or has another number of fragments.
     """
     m = message.event
     match m.WhichOneof("kind"):
+        case "step_reported":
+            m.step_reported.report.learner = learner
+            try:
+                report = codec.report_of(m.step_reported.report, before)
+            except ValueError as error:
+                raise WireError("malformed report", str(error)) from None
+            by_fragment(report.bases, num_fragments)
+            return events.StepReported(report)
         case "learner_joined":
             rows = m.learner_joined.versions if m.learner_joined.HasField("step") else None
         case "learner_ready":
             rows = m.learner_ready.versions
-        case "step_reported":
-            rows = m.step_reported.report.counters
         case "learner_lost" | "offer_failed":
             rows = None
         case _:
             raise _unexpected(message)
     if rows is not None:
         by_fragment(rows, num_fragments)
-    event = _short(codec.told_by(m))
-    if isinstance(event, events.StepReported):
-        return events.StepReported(dataclasses.replace(event.report, learner=learner))
-    return dataclasses.replace(event, learner=learner)
+    return dataclasses.replace(_short(codec.told_by(m)), learner=learner)
 
 
 def from_syncer(event: SyncerNotice) -> pb.ToLearner:

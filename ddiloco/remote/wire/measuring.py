@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import os
 import statistics
-import threading
 import time
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -14,6 +14,7 @@ import grpc
 
 from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
+from ddiloco.remote.wire.calls import Call, Refused
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.validation import CHUNK_BYTES, WireError, parse
 
@@ -32,27 +33,37 @@ class Link(NamedTuple):
 
 
 class Probes:
-    """Answers probes, each in a thread of gRPC's."""
+    """Answers probes."""
 
     def __init__(self) -> None:
-        self._places = threading.BoundedSemaphore(AT_ONCE)
+        self._count = 0
 
-    def answer(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        """Reads what the caller sends, and sends what it wants; nothing is kept."""
-        if not self._places.acquire(blocking=False):
-            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{AT_ONCE} probes are under way already")
+    async def answer(self, call: Call) -> None:
+        """Reads what the caller sends, and sends what it wants; nothing is kept. Raises Refused."""
+        if self._count >= AT_ONCE:
+            raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{AT_ONCE} probes are under way already")
+        self._count += 1
         try:
-            with wire.ended_after(_MAX_SECONDS, context.cancel):
-                probe = parse(pb.Probe, next(requests, b""))
-                if max(probe.up, probe.down) > MAX_PROBE_BYTES:
-                    raise WireError("too large a probe")
-                seconds = _read(probe.up, requests)
-                yield pb.Probe(up=probe.up, down=probe.down, up_seconds=seconds).SerializeToString()
-                yield from _noise(probe.down)
+            async with asyncio.timeout(_MAX_SECONDS):
+                await self._answer(call)
         except WireError as error:
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            raise Refused(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
+        except TimeoutError:
+            raise Refused(grpc.StatusCode.CANCELLED, "the probe took too long") from None
         finally:
-            self._places.release()
+            self._count -= 1
+
+    async def _answer(self, call: Call) -> None:
+        probe = parse(pb.Probe, await call.read() or b"")
+        if max(probe.up, probe.down) > MAX_PROBE_BYTES:
+            raise WireError("too large a probe")
+        arriving = _Arriving(probe.up)
+        while arriving.left:
+            arriving.add(await call.read())
+        answer = pb.Probe(up=probe.up, down=probe.down, up_seconds=arriving.seconds)
+        await call.write(answer.SerializeToString())
+        for chunk in _noise(probe.down):
+            await call.write(chunk)
 
 
 def measure(address: str, security: Security, size: int, connections: int, timeout: float) -> Link:
@@ -104,13 +115,30 @@ def _probe(channel: grpc.Channel, security: Security, up: int, down: int, timeou
 
 def _read(size: int, messages: Iterator[bytes]) -> float:
     """Reads so many bytes; seconds from the first message to the last. Raises WireError: others came."""
-    begun, left = 0.0, size
-    while left:
-        left -= len(next(messages, b"")) or left + 1
-        if left < 0:
+    arriving = _Arriving(size)
+    while arriving.left:
+        arriving.add(next(messages, None))
+    return arriving.seconds
+
+
+class _Arriving:
+    """So many bytes that arrive; `left` have not."""
+
+    def __init__(self, size: int) -> None:
+        self.left, self._begun, self._ended = size, 0.0, 0.0
+
+    def add(self, message: bytes | None) -> None:
+        """Adds a message; raises WireError for none, or too long a one."""
+        self._ended = time.monotonic()
+        self._begun = self._begun or self._ended
+        self.left -= len(message or b"") or self.left + 1
+        if self.left < 0:
             raise WireError("probe of another size")
-        begun = begun or time.monotonic()
-    return time.monotonic() - begun if size else 0.0
+
+    @property
+    def seconds(self) -> float:
+        """From the first message to the last."""
+        return self._ended - self._begun
 
 
 def _noise(size: int) -> Iterator[bytes]:

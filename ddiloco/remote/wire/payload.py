@@ -44,29 +44,40 @@ def receive(formats: Sequence[ArrayFormat], size: int, messages: Iterator[bytes]
       WireError: the arrays have another number of bytes (no memory has been taken); a chunk is empty, or
         longer than the missing rest; or the stream ends early.
     """
-    expected = sum(part.nbytes for part in formats)
-    if size != expected:
-        raise WireError("fragment of another size", f"{size} bytes were announced, but it has {expected}")
-    arrays = tuple(aligned_empty(part.shape, part.dtype) for part in formats)
-    room = [array.reshape(-1).view(np.uint8) for array in arrays if array.nbytes]
-    left = size
-    while left:
-        chunk = next(messages, None)
+    received = PayloadReader(formats, size)
+    while received.left:
+        received.add(next(messages, None))
+    return received.arrays
+
+
+class PayloadReader:
+    """A fragment that comes in chunks; raises WireError as `receive`.
+
+    Attributes:
+      arrays: of the formats; what has not come yet is undefined.
+      left: bytes that have not.
+    """
+
+    def __init__(self, formats: Sequence[ArrayFormat], size: int) -> None:
+        """`size`: bytes that the sender has announced."""
+        expected = sum(part.nbytes for part in formats)
+        if size != expected:
+            raise WireError("fragment of another size", f"{size} bytes were announced, but it has {expected}")
+        self.arrays = tuple(aligned_empty(part.shape, part.dtype) for part in formats)
+        self._room = [array.reshape(-1).view(np.uint8) for array in self.arrays if array.nbytes]
+        self.left = self._size = size
+
+    def add(self, chunk: bytes | None) -> None:
+        """Adds the next chunk; None: there is none."""
         if chunk is None:
-            raise WireError("fragment cut short", f"{left} of {size} bytes did not come")
-        if not 0 < len(chunk) <= left:
-            raise WireError("chunk of another size", f"{len(chunk)} bytes came where {left} are left")
-        _fill(room, chunk)
-        left -= len(chunk)
-    return arrays
-
-
-def _fill(room: list[np.ndarray], chunk: bytes) -> None:
-    """Copies the chunk to the first free room, and returns the rest of it."""
-    source = np.frombuffer(chunk, np.uint8)
-    while source.size:
-        count = min(source.size, room[0].size)
-        room[0][:count] = source[:count]
-        source, room[0] = source[count:], room[0][count:]
-        if not room[0].size:
-            room.pop(0)
+            raise WireError("fragment cut short", f"{self.left} of {self._size} bytes did not come")
+        if not 0 < len(chunk) <= self.left:
+            raise WireError("chunk of another size", f"{len(chunk)} bytes came where {self.left} are left")
+        self.left -= len(chunk)
+        source, room = np.frombuffer(chunk, np.uint8), self._room
+        while source.size:
+            count = min(source.size, room[0].size)
+            room[0][:count] = source[:count]
+            source, room[0] = source[count:], room[0][count:]
+            if not room[0].size:
+                room.pop(0)

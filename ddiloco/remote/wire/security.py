@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import grpc
+import grpc.aio
 
 from ddiloco.config import ConfigError
 from ddiloco.dashboard.visitors import is_loopback
@@ -95,7 +96,7 @@ class Security:
         """Whether this is the token of all, or that of any learner."""
         return self.admits(((TOKEN_KEY, f"Bearer {token}"),))
 
-    def caller(self, context: grpc.ServicerContext) -> Caller:
+    def caller(self, context: grpc.aio.ServicerContext) -> Caller:
         """The caller of an admitted call: the token's learner, or else the certificate's."""
         shown = self._shows(context.invocation_metadata()) if self.asks else None
         if shown in (OPERATOR, SHARD):
@@ -116,7 +117,7 @@ class Security:
         ]
         return fit[0] if fit else None
 
-    def listen(self, server: grpc.Server, address: str) -> int:
+    def listen(self, server: grpc.Server | grpc.aio.Server, address: str) -> int:
         """Binds the server to HOST:PORT; returns the port.
 
         Raises:
@@ -189,7 +190,7 @@ def is_address(text: str) -> bool:
         return False
 
 
-def _names(context: grpc.ServicerContext) -> Sequence[bytes]:
+def _names(context: grpc.aio.ServicerContext) -> Sequence[bytes]:
     return context.auth_context().get(COMMON_NAME, ())
 
 

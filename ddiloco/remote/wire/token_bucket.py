@@ -37,10 +37,22 @@ class TokenBucket:
 
     def limited(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
         """The chunks, each once it may be sent."""
+        for item in self.delayed(chunks):
+            if isinstance(item, float):
+                with self._change:
+                    self._change.wait(item)
+            else:
+                yield item
+
+    def delayed(self, chunks: Iterable[bytes]) -> Iterator[bytes | float]:
+        """The chunks, and while the next one may not be sent yet, the seconds to wait."""
         for chunk in chunks:
-            with self._change:
-                while delay := self.take(len(chunk), time.monotonic()):
-                    self._change.wait(delay)
+            while True:
+                with self._change:
+                    delay = self.take(len(chunk), time.monotonic())
+                if not delay:
+                    break
+                yield delay
             yield chunk
 
     def take(self, size: int, now: float) -> float:

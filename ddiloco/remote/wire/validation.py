@@ -11,7 +11,9 @@ from typing import TypeVar
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-VERSION = 19  # of wire.proto with the events in it; both ends must have the same
+from ddiloco.schema.events_pb2 import Event, Report
+
+VERSION = 20  # of wire.proto with the events in it; both ends must have the same
 CHUNK_BYTES = 1 << 20  # of a fragment in one message
 MAX_DIFFERENCES = 32  # of a fragment that are sent together
 MAX_MESSAGE_BYTES = CHUNK_BYTES + (64 << 10)  # a longer one is refused before it is in memory
@@ -59,7 +61,20 @@ def parse(kind: type[M], data: bytes) -> M:
     return message
 
 
+def _check_report(r: Report) -> None:
+    """`_check_numbers` of the frequent kind of message, without its reflection."""
+    counts = (r.incarnation, r.step, r.steps, r.tokens, *r.shards, *r.places, *r.versions)
+    bases = (*r.base_steps, *r.base_tokens, 0)
+    if max(*counts, *bases) > LARGEST or min(bases) < -LARGEST:
+        raise WireError("number too large", "in a report")
+    if min(counts) < 0:
+        raise WireError("number below 0", "in a report")
+
+
 def _check_numbers(message: Message) -> None:
+    if isinstance(message, Event) and message.HasField("step_reported"):
+        _check_report(message.step_reported.report)
+        return
     for field, value in message.ListFields():
         if field.name in ("records", "metrics"):
             continue
@@ -67,11 +82,12 @@ def _check_numbers(message: Message) -> None:
         if field.type == field.TYPE_MESSAGE:
             for part in values:
                 _check_numbers(part)
-        elif field.type in (field.TYPE_UINT32, field.TYPE_UINT64, field.TYPE_INT64):
-            if max(values) > LARGEST:
-                raise WireError("number too large", f"{field.name} is {max(values)}")
-            if min(values) < 0:
-                raise WireError("number below 0", f"{field.name} is {min(values)}")
+        elif field.type in (field.TYPE_UINT32, field.TYPE_UINT64, field.TYPE_INT64, field.TYPE_SINT64):
+            most, least = max(values), min(values)
+            if most > LARGEST or least < -LARGEST:
+                raise WireError("number too large", f"{field.name} is {max(most, -least)}")
+            if least < 0 and field.type != field.TYPE_SINT64:
+                raise WireError("number below 0", f"{field.name} is {least}")
 
 
 @contextlib.contextmanager

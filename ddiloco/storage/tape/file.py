@@ -15,7 +15,7 @@ import pathlib
 import struct
 from typing import NamedTuple
 
-MAGIC = b"ddiloco tape 4\n"
+MAGIC = b"ddiloco tape 5\n"
 _CHECK = 8  # bytes of a hash that are written
 _HEAD = struct.Struct(f"<I{_CHECK}s{_CHECK}s")
 _LENGTH = struct.Struct("<I")

@@ -17,6 +17,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh
 
 from ddiloco.config import ConfigError
+from ddiloco.outer.codecs import CODECS
 from ddiloco.run.environment import installed
 from ddiloco.run.recipes import ModelRecipe, assembly_of
 from ddiloco.settings.experiment import Experiment, task_of, to_json
@@ -136,9 +137,9 @@ class Compilation:
             held_out = abstract_batch(mesh, e.eval.batch_size, task.row)
             yield "evaluation", lambda: make_eval_step(e.model, mesh, task.loss).trace(params, held_out)
         layout, outer = self.layout, e.outer
-        transfer = FragmentTransfer(
-            layout, parameter_shardings(e.model, mesh), outer.codec, outer.error_feedback, e.sync.rebase
-        )
+        codec = min(outer.codecs, key=lambda name: CODECS[name].exact)  # a lossy one takes more
+        settings = codec, outer.error_feedback, e.sync.rebase, not outer.all_exact
+        transfer = FragmentTransfer(layout, parameter_shardings(e.model, mesh), *settings)
         for p in range(layout.num_fragments):
             for name, trace in transfer.programs(p, params).items():
                 yield f"fragment {p} {name}", trace

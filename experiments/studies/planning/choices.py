@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
-from ddiloco.outer.codecs import CODECS
-from ddiloco.outer.encoding import Traffic, traffic
+from ddiloco.outer.encoding import traffic
 from ddiloco.outer.fragments import FragmentLayout
 from ddiloco.outer.optimizer import OuterConfig
 from ddiloco.protocol.policy import SyncPolicy
@@ -16,7 +16,7 @@ from ddiloco.settings.experiment import BY_LEARNER, Experiment
 from ddiloco.telemetry.loss_estimate import ERROR, loss_percent
 from ddiloco.virtual.run import RecordingObserver, counting_fleet, play
 from experiments.studies.replay.outcomes import FleetOutcome, outcome_of
-from experiments.studies.replay.what_if import RecordedFleet
+from experiments.studies.replay.what_if import MeasuredFleet
 
 INTERVALS = (6, 12, 24, 48, 96)
 NARROW = "int4"  # the codec of the fewest bytes that costs no loss
@@ -30,7 +30,7 @@ class Choice:
     """Settings that are played."""
 
     interval: int
-    codec: str
+    codec: str | tuple[str, ...]
     quorum: int | None
     overlap: int
 
@@ -45,6 +45,26 @@ class Choice:
         """By their paths in the config."""
         paths = ("sync.interval", "outer.codec", "sync.quorum", "sync.overlap")
         return dict(zip(paths, dataclasses.astuple(self), strict=True))
+
+    @property
+    def flags(self) -> dict[str, str]:
+        """By path, the setting as on a command line."""
+        several = {path: ",".join(v) for path, v in self.settings.items() if isinstance(v, tuple)}
+        return {path: str(value) for path, value in (self.settings | several).items()}
+
+    @property
+    def codecs(self) -> tuple[str, ...]:
+        """By learner; those beyond send in the last."""
+        return (self.codec,) if isinstance(self.codec, str) else self.codec
+
+    def codec_of(self, learner: int) -> str:
+        """The codec of the learner's offers."""
+        return self.codecs[min(learner, len(self.codecs) - 1)]
+
+    def narrowed(self, learner: int, learners: int) -> Choice:
+        """The same with NARROW for this one of so many learners alone."""
+        each = (NARROW if m == learner else self.codec_of(m) for m in range(learners))
+        return dataclasses.replace(self, codec=tuple(each))
 
     def policy(self, sync: SyncPolicy) -> SyncPolicy:
         """The run's policy with these settings."""
@@ -62,11 +82,11 @@ class Played:
     def loss(self) -> float:
         """The estimate of `loss_percent`."""
         o = self.outcome
-        return loss_percent(o.work, o.age, o.share, self.choice.codec)
+        return statistics.fmean(loss_percent(o.work, o.age, o.share, name) for name in self.choice.codecs)
 
 
 Fleet = Callable[..., FleetOutcome]
-"""Plays a choice; `without` some learners, or with `narrow` ones that alone send in NARROW."""
+"""Plays a choice; `without` some learners."""
 
 
 def choices(experiment: Experiment) -> list[Choice]:
@@ -75,7 +95,7 @@ def choices(experiment: Experiment) -> list[Choice]:
     bound = experiment.sync.max_run_ahead or 0
     intervals = [h for h in INTERVALS if h > bound]
     found = [own]
-    for codec in dict.fromkeys((own.codec, NARROW)):
+    for codec in dict.fromkeys([own.codec, NARROW]):
         found += [dataclasses.replace(own, interval=h, codec=codec) for h in intervals]
     if own.quorum is not None and experiment.sync.num_learners > 1:
         found.append(dataclasses.replace(own, quorum=max(2, experiment.sync.num_learners // 2)))
@@ -89,15 +109,13 @@ def steps_to_play(experiment: Experiment) -> int:
     return min(experiment.train.steps, most)
 
 
-def of_record(recorded: RecordedFleet, experiment: Experiment, layout: FragmentLayout) -> Fleet:
-    """The fleet of a recorded run."""
+def of_record(measured: MeasuredFleet, experiment: Experiment, layout: FragmentLayout) -> Fleet:
+    """The fleet of a run that was measured."""
     steps = steps_to_play(experiment)
 
-    def played(choice: Choice, without: Collection[int] = (), narrow: Collection[int] = ()) -> FleetOutcome:
-        sizes = sizes_of(layout, experiment.outer, choice.codec)
-        fewer = sum(sizes.offer) / sum(sizes_of(layout, experiment.outer, NARROW).offer)
+    def played(choice: Choice, without: Collection[int] = ()) -> FleetOutcome:
         policy = _of_fewer(choice.policy(experiment.sync), len(without))
-        return recorded.play(policy, steps, sizes, without, dict.fromkeys(narrow, fewer))
+        return measured.play(policy, steps, traffic(layout, _outer(experiment, choice.codec)), without)
 
     return played
 
@@ -106,22 +124,18 @@ def of_config(experiment: Experiment, layout: FragmentLayout) -> Fleet:
     """The fleet of a virtual run's settings."""
     steps = steps_to_play(experiment)
 
-    def played(choice: Choice, without: Collection[int] = (), narrow: Collection[int] = ()) -> FleetOutcome:
-        sizes = sizes_of(layout, experiment.outer, choice.codec)
-        fewer = sum(sizes.offer) / sum(sizes_of(layout, experiment.outer, NARROW).offer)
-        e = _of_some(experiment, choice, without, dict.fromkeys(narrow, fewer), steps)
+    def played(choice: Choice, without: Collection[int] = ()) -> FleetOutcome:
+        e = _of_some(experiment, choice, without, steps)
         recorded: list[Any] = []
         observer = RecordingObserver(recorded.append)
-        play(counting_fleet(e, steps, sizes, observer), e, observer, threading.Event())
+        play(counting_fleet(e, steps, traffic(layout, e.outer), observer), e, observer, threading.Event())
         return outcome_of(recorded, e.sync.num_fragments)
 
     return played
 
 
-def sizes_of(layout: FragmentLayout, outer: OuterConfig, codec: str) -> Traffic:
-    """Bytes of fragments in a codec of offers."""
-    feedback = outer.error_feedback and not CODECS[codec].exact
-    return traffic(layout, dataclasses.replace(outer, codec=codec, error_feedback=feedback))
+def _outer(experiment: Experiment, codec: str | tuple[str, ...]) -> OuterConfig:
+    return dataclasses.replace(experiment.outer, codec=codec, error_feedback=False)  # which adds no bytes
 
 
 def _of_fewer(policy: SyncPolicy, fewer: int) -> SyncPolicy:
@@ -130,25 +144,18 @@ def _of_fewer(policy: SyncPolicy, fewer: int) -> SyncPolicy:
     return dataclasses.replace(policy, num_learners=learners, quorum=quorum)
 
 
-def _of_some(
-    experiment: Experiment,
-    choice: Choice,
-    without: Collection[int],
-    faster: Mapping[int, float],
-    steps: int,
-) -> Experiment:
-    """The experiment of a choice, without some learners, and with some links that carry more."""
+def _of_some(experiment: Experiment, choice: Choice, without: Collection[int], steps: int) -> Experiment:
+    """The experiment of a choice, without some learners."""
     v, every = experiment.virtual, range(experiment.sync.num_learners)
     kept = [m for m in every if m not in without]
     given = {name: getattr(v, name) for name in BY_LEARNER}
     each = {name: [v.of(name, m) for m in kept] for name, values in given.items() if values}
-    if faster and "bandwidth" in each:
-        each["bandwidth"] = [b * faster.get(m, 1.0) for m, b in zip(kept, each["bandwidth"], strict=True)]
     policy = _of_fewer(choice.policy(experiment.sync), len(without))
     rows = experiment.train.batch_sizes and tuple(experiment.train.batch_sizes[m] for m in kept)
     return dataclasses.replace(
         experiment,
         sync=policy,
+        outer=_outer(experiment, tuple(choice.codec_of(m) for m in kept)),
         virtual=dataclasses.replace(v, **{name: tuple(values) for name, values in each.items()}),
         train=dataclasses.replace(experiment.train, steps=steps, tokens=None, batch_sizes=rows),
     )

@@ -41,7 +41,7 @@ class Plan:
     @property
     def flags(self) -> list[str]:
         """Those that a restart needs to take the best choice."""
-        own, other = self.played[0].choice.settings, self.best.choice.settings
+        own, other = self.played[0].choice.flags, self.best.choice.flags
         return [f"--config.{path}={value}" for path, value in other.items() if value != own[path]]
 
     @property
@@ -75,7 +75,7 @@ class Plan:
         c = one.choice
         mark = " *" if one is self.best else ""
         own = " (now)" if one is self.played[0] else ""
-        return f"H={c.interval} {c.codec} K={c.quorum or 'all'} tau={c.overlap}{own}{mark}"
+        return f"H={c.interval} {','.join(c.codecs)} K={c.quorum or 'all'} tau={c.overlap}{own}{mark}"
 
     def _row(self, name: str, one: Played) -> list[str]:
         o = one.outcome

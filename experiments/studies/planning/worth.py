@@ -1,4 +1,4 @@
-"""What a learner that is thin, far or slow is worth to its run: with it, without it, and with fewer bytes."""
+"""What a thin, far or slow learner is worth to its run: with it, without it, with another codec for it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import statistics
 from collections.abc import Iterator
 
-from experiments.studies.planning.choices import NARROW, Choice, Fleet
+from experiments.studies.planning.choices import NARROW, Choice, Fleet, Played
 from experiments.studies.replay.outcomes import FleetOutcome
 
 MOST = 3  # learners that are looked at
@@ -20,7 +20,7 @@ class Worth:
     learner: int
     present: FleetOutcome
     without: FleetOutcome
-    narrow: FleetOutcome | None  # None: it sends in NARROW already
+    narrow: Played | None  # with NARROW for it alone; None: it sends in that already
 
     @property
     def lines(self) -> Iterator[str]:
@@ -34,17 +34,20 @@ class Worth:
         before = there.tokens / max(1e-9, there.seconds)
         yield f"  without it: {rate / before - 1:+.1%} merged tokens a second; {_others(self.without, m)}"
         if self.narrow is not None:
-            now = f"{self.narrow.shares.get(m, 0.0):.0%} of its work is merged"
-            yield f"  with {NARROW} for it alone: {now}; {_others(self.narrow, m)}"
+            outcome = self.narrow.outcome
+            now = f"{outcome.shares.get(m, 0.0):.0%} of its work is merged"
+            yield f"  with another codec for it alone, {NARROW}: {now}; {_others(outcome, m)}"
 
     @property
     def verdict(self) -> str:
         """What to do."""
-        there, narrow = self.present, self.narrow
-        gain = 0.0 if narrow is None else narrow.shares.get(self.learner, 0.0) - there.shares[self.learner]
-        if gain > 0.1:
-            return f"a codec of fewer bytes for its offers is worth {gain:.0%} of its work"
-        if there.shares.get(self.learner, 0.0) < 0.1:
+        share = self.present.shares.get(self.learner, 0.0)
+        if self.narrow is not None:
+            gain = self.narrow.outcome.shares.get(self.learner, 0.0) - share
+            if gain > 0.1:
+                codecs = self.narrow.choice.flags["outer.codec"]
+                return f"{NARROW} for it alone is worth {gain:.0%} of its work: --config.outer.codec={codecs}"
+        if share < 0.1:
             return "drain it, or give it a better link: hardly any of its work counts"
         return "keep it"
 
@@ -68,11 +71,12 @@ def conspicuous(outcome: FleetOutcome) -> list[int]:
     return sorted(found, key=lambda m: (outcome.shares[m], -outcome.ages.get(m, 0.0)))[:MOST]
 
 
-def worth_of(fleet: Fleet, own: Choice, present: FleetOutcome) -> list[Worth]:
-    """The worth of each conspicuous learner."""
+def worth_of(fleet: Fleet, own: Choice, present: FleetOutcome, learners: int) -> list[Worth]:
+    """The worth of each conspicuous learner of so many."""
 
-    def narrow(learner: int) -> FleetOutcome | None:
-        return None if own.codec == NARROW else fleet(own, narrow=(learner,))
+    def narrow(learner: int) -> Played | None:
+        choice = own.narrowed(learner, learners)
+        return None if own.codec_of(learner) == NARROW else Played(choice, fleet(choice))
 
     found = conspicuous(present)
     return [Worth(m, present, fleet(own, without=(m,)), narrow(m)) for m in found]

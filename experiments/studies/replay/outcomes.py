@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ddiloco.telemetry import records
@@ -35,6 +36,11 @@ class FleetOutcome:
     def worst(self) -> float:
         """The least share of a learner."""
         return min(self.shares.values(), default=0.0)
+
+
+def between(recorded: Iterable[Any], begin: float, end: float = math.inf) -> Iterator[Any]:
+    """The records of these seconds; those without a time are left out."""
+    return (record for record in recorded if begin <= getattr(record, "time", -math.inf) < end)
 
 
 def outcome_of(recorded: Iterable[Any], fragments: int) -> FleetOutcome:

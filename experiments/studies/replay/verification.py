@@ -395,7 +395,9 @@ class MergesAgain:
             return "its kept offers are not those that learners signed"
         try:
             self.model.restore(p, before)
-            decoded = [self.model.decode(p, arrays) for arrays in offers]
+            decoded = [
+                self.model.decode(p, arrays, c.learner) for arrays, (c, _) in zip(offers, given, strict=True)
+            ]
             for pieces in decoded:
                 self.model.validate(p, pieces)
         except (ValueError, InvalidContribution) as error:

@@ -14,8 +14,7 @@ import dataclasses
 import math
 import random
 import statistics
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ddiloco.outer.encoding import Traffic
@@ -33,7 +32,7 @@ from ddiloco.virtual.links import Link, LinkQuality
 from ddiloco.virtual.run import RecordingObserver
 from experiments.cli import program
 from experiments.cli.tables import markdown
-from experiments.studies.replay.outcomes import FleetOutcome, outcome_of
+from experiments.studies.replay.outcomes import FleetOutcome, between, outcome_of
 from experiments.studies.replay.recorded import RecordedRun
 from experiments.studies.replay.works import Actor, Handled, ReplayPlan
 
@@ -45,13 +44,15 @@ class Delays:
     """Seconds that things took in the run: offers and merges by the median, updates at their quickest tenth.
 
     An offer takes from the report of its step, or the arrival of the learner's offer before, to its arrival.
-    What lies between the merge's end and the step boundary at which a learner applies the update is for the
-    most part the wait for that boundary.
+    An update takes from its sending to the step boundary at which it is applied; over a link that keeps up
+    that is for the most part the wait for the boundary. Of one that does not, what counts is the time from
+    the learner's update before, but for a step.
     """
 
     offers: Mapping[int, float]  # by learner, for each byte
     merge: float
-    updates: Mapping[int, float]  # by learner
+    updates: Mapping[int, float]  # by learner whose link keeps up
+    down: Mapping[int, float]  # of updates, by learner, for each byte; 0: the link keeps up
 
 
 class TakenStep(NamedTuple):
@@ -62,22 +63,26 @@ class TakenStep(NamedTuple):
     skipped: bool = False
 
 
-def steps_of(actor: Actor) -> list[TakenStep]:
-    """The steps that a process finished."""
+def taken_steps(handled: Iterable[tuple[float, Any]]) -> list[TakenStep]:
+    """The steps that a process finished, of the events of its core with their times."""
     found, begun, free = [], collections.deque[tuple[float, int]](), float("-inf")
-    for now, content, _ in actor.handled:
+    for now, content in handled:
         match content:
             case events.StepStarted(tokens=tokens):
                 begun.append((now, tokens))
-            case events.StepFinished(skipped=skipped):
+            case events.StepFinished(skipped=skipped) if begun:
                 at, tokens = begun.popleft()
                 found.append(TakenStep(now - max(at, free), tokens, skipped))
                 free = now
     return found
 
 
+def _steps_of(actor: Actor) -> list[TakenStep]:
+    return taken_steps((now, content) for now, content, _ in actor.handled)
+
+
 class _Learner(CountingLearner):
-    """Takes the steps that a learner took; those beyond its record are like the one in their middle."""
+    """Takes the steps that a learner took."""
 
     def __init__(self, steps: Sequence[TakenStep]) -> None:
         super().__init__(lambda: self._now.tokens, lambda: self._now.skipped)
@@ -96,54 +101,49 @@ class _Learner(CountingLearner):
 
 
 class _Syncer(CountingSyncer):
-    """Leaves out whose offers the guard left out in the run, merge by merge of each fragment."""
+    """Leaves out whose offers the guard left out, merge by merge of each fragment."""
 
-    def __init__(self, plan: ReplayPlan, sizes: Traffic) -> None:
-        nothing = (0,) * len(plan.begins)  # updates take their latency
-        super().__init__(sizes._replace(version=nothing, difference=nothing))
-        self._left_out: dict[int, collections.deque[tuple[int, ...]]] = collections.defaultdict(
-            collections.deque
-        )
-        for _, content, _ in _entries(plan):
-            if isinstance(content, events.MergeFinished):
-                self._left_out[content.round.fragment].append(content.left_out)
+    def __init__(self, left_out: Mapping[int, Sequence[tuple[int, ...]]], sizes: Traffic) -> None:
+        super().__init__(sizes)
+        self._left_out = {p: collections.deque(merges) for p, merges in left_out.items()}
 
     def merge(
         self, fragment: int, given: Sequence[tuple[Contribution, Any]], interval: int | None
     ) -> NextVersion:
-        merges = self._left_out[fragment]
+        merges = self._left_out.get(fragment)
         suspects = merges.popleft() if merges else ()
         left_out = tuple(c.learner for c, _ in given if c.learner in suspects)
         return NextVersion((), {}, left_out, empty=bool(given) and len(left_out) == len(given))
 
 
-class RecordedFleet:
-    """The learners, links and merges of a recorded run, as a simulated fleet under any policy."""
+@dataclasses.dataclass(frozen=True)
+class MeasuredFleet:
+    """The learners, links and merges of a run as they were measured, as a simulated fleet under any policy.
 
-    def __init__(self, plan: ReplayPlan, sizes: Traffic | None = None, steps: int | None = None) -> None:
-        """`sizes`: of fragments in the run; None: all alike. `steps`: of a learner, the last; None: all."""
-        self._plan = plan
-        nothing = (0,) * len(plan.begins)
-        self.sizes = sizes or Traffic(nothing, (1,) * len(nothing), nothing)
-        self._took = delays(plan, self.sizes)
-        taken: dict[int, list[TakenStep]] = collections.defaultdict(list)
-        for actor in plan.learners:
-            taken[actor.tape.header.learner] += steps_of(actor)
-        self._first, self._last = _span(plan)
-        most = max(map(len, taken.values()), default=0)
-        self._begun = _begun(plan)
-        if steps is not None and steps < most:  # as if the run had begun later
-            self._first = self._last - (self._last - self._first) * steps / most
-            taken = {m: of_it[-math.ceil(len(of_it) * steps / most) :] for m, of_it in taken.items()}
-            self._begun = SyncerState.initial(len(nothing))
-        self._taken = {m: of_it for m, of_it in taken.items() if of_it}
-        ends = any(isinstance(a, actions.Finish) for entry in _entries(plan) for a in entry.decided)
-        self._until = (self._last - self._first) * (_LONGEST if ends else 1.0)
+    Attributes:
+      sizes: of fragments in the run.
+      took: the durations of offers, merges and updates.
+      taken: by learner, its steps; further ones are like the one in their middle.
+      begun: the syncer's durable state at the beginning.
+      until: seconds after which a play ends.
+      changes: of learners.
+      left_out: by fragment, the learners that the guard left out, merge by merge.
+      shards: of the syncer.
+    """
+
+    sizes: Traffic
+    took: Delays
+    taken: Mapping[int, Sequence[TakenStep]]
+    begun: SyncerState
+    until: float
+    changes: Sequence[Change] = ()
+    left_out: Mapping[int, Sequence[tuple[int, ...]]] = dataclasses.field(default_factory=dict)
+    shards: int = 1
 
     @property
     def learners(self) -> list[int]:
         """Those that took a step."""
-        return sorted(self._taken)
+        return sorted(self.taken)
 
     def play(
         self,
@@ -151,21 +151,22 @@ class RecordedFleet:
         total_steps: int | None,
         sizes: Traffic | None = None,
         without: Collection[int] = (),
-        faster: Mapping[int, float] = MappingProxyType({}),
+        since: float = 0.0,
     ) -> FleetOutcome:
         """What the rounds come to under a policy of the same fragments.
 
-        `sizes`: of fragments in another codec. `without`: learners that are left out. `faster`: by learner,
-        the factor on the bandwidth of its link, as if its offers were so much smaller.
+        `sizes`: of fragments in other codecs. `without`: learners that are left out. `since`: seconds from
+        which rounds and steps count; before it bytes do not, either.
         """
-        learners = {m: _Learner(steps) for m, steps in self._taken.items() if m not in without}
+        learners = {m: _Learner(steps) for m, steps in self.taken.items() if m not in without}
         rng = random.Random(0)  # which these links do not use
 
+        def link(seconds: float, latency: float = 0.0) -> Link:
+            return Link(LinkQuality(latency, bandwidth=1 / seconds if seconds else None), rng)
+
         def place(m: int, learner: _Learner) -> VirtualPlace:
-            seconds = self._took.offers.get(m, 0.0) / faster.get(m, 1.0)
-            up = LinkQuality(bandwidth=1 / seconds if seconds else None)
-            down = LinkQuality(latency=self._took.updates.get(m, 0.0))
-            return VirtualPlace(learner.seconds, Link(up, rng), Link(down, rng))
+            down = self.took.down.get(m, 0.0), self.took.updates.get(m, 0.0)
+            return VirtualPlace(learner.seconds, link(self.took.offers.get(m, 0.0)), link(*down))
 
         recorded: list[Any] = []
         fleet = Fleet(
@@ -173,24 +174,56 @@ class RecordedFleet:
             total_steps,
             {m: place(m, learner) for m, learner in learners.items()},
             learners.__getitem__,
-            _Syncer(self._plan, sizes or self.sizes),
-            takes=Durations(lambda: self._took.merge),
+            _Syncer(self.left_out, sizes or self.sizes),
+            takes=Durations(lambda: self.took.merge),
             observer=RecordingObserver(recorded.append),
-            shards=self._plan.first.header.shards,
+            shards=self.shards,
         )
         for syncer in fleet.syncers:
             syncer.crash()
-            syncer.durable = self._begun
+            syncer.durable = self.begun
             syncer.restart()
-        changes = _changes(self._plan, self._first)
-        fleet.schedule(change for change in changes if change.learner in learners)
-        fleet.run(stop=lambda: fleet.calendar.now > self._until)
-        return outcome_of(recorded, policy.num_fragments)
+        fleet.schedule(change for change in self.changes if change.learner in learners)
+        fleet.run(stop=lambda: fleet.calendar.now > self.until)
+        return outcome_of(between(recorded, since) if since else recorded, policy.num_fragments)
+
+
+def recorded_fleet(plan: ReplayPlan, sizes: Traffic | None = None, steps: int | None = None) -> MeasuredFleet:
+    """The fleet of a recorded run.
+
+    `sizes`: of fragments in the run; None: all alike. `steps`: of a learner, the last; None: all.
+    """
+    alike, entries = (1,) * len(plan.begins), _entries(plan)
+    sizes = sizes or Traffic(alike, (alike,), alike)
+    taken: dict[int, list[TakenStep]] = collections.defaultdict(list)
+    for actor in plan.learners:
+        taken[actor.tape.header.learner] += _steps_of(actor)
+    first, last = _span(plan)
+    most, begun = max(map(len, taken.values()), default=0), _begun(plan)
+    if steps is not None and steps < most:  # as if the run had begun later
+        first = last - (last - first) * steps / most
+        taken = {m: of_it[-math.ceil(len(of_it) * steps / most) :] for m, of_it in taken.items()}
+        begun = SyncerState.initial(len(alike))
+    left_out: dict[int, list[tuple[int, ...]]] = collections.defaultdict(list)
+    for _, content, _ in entries:
+        if isinstance(content, events.MergeFinished):
+            left_out[content.round.fragment].append(content.left_out)
+    ends = any(isinstance(a, actions.Finish) for entry in entries for a in entry.decided)
+    return MeasuredFleet(
+        sizes,
+        delays(entries, plan.first.header.fragments, sizes),
+        {m: of_it for m, of_it in taken.items() if of_it},
+        begun,
+        (last - first) * (_LONGEST if ends else 1.0),
+        tuple(_changes(plan, first)),
+        left_out,
+        plan.first.header.shards,
+    )
 
 
 def what_if(plan: ReplayPlan, policy: SyncPolicy, total_steps: int | None) -> FleetOutcome:
     """What the rounds would have come to under a policy of the same fragments and learners."""
-    return RecordedFleet(plan).play(policy, total_steps)
+    return recorded_fleet(plan).play(policy, total_steps)
 
 
 def _begun(plan: ReplayPlan) -> SyncerState:
@@ -249,41 +282,49 @@ def recorded(plan: ReplayPlan, sizes: Traffic | None = None) -> FleetOutcome:
             case events.StepReported(report=r):
                 made.append(records.StepDone(r.learner, r.step, now - begun, 0, {}))
             case events.FragmentArrived(contribution=c):
-                sent = 1 if sizes is None else sizes.offer[c.fragment]
+                sent = 1 if sizes is None else sizes.offer(c.learner)[c.fragment]
                 made.append(records.Transferred(c.learner, sent, 0))
     for actor in plan.learners:
-        learner, tokens = actor.tape.header.learner, sum(s.tokens for s in steps_of(actor) if not s.skipped)
+        learner, tokens = actor.tape.header.learner, sum(s.tokens for s in _steps_of(actor) if not s.skipped)
         made.append(records.StepDone(learner, 0, 0.0, tokens, {}))
     made.sort(key=lambda record: getattr(record, "time", 0.0))
     return outcome_of(made, len(plan.begins))
 
 
-def delays(plan: ReplayPlan, sizes: Traffic) -> Delays:
-    """How long offers, merges and updates took in the run; `sizes`: of its fragments."""
+def delays(entries: Iterable[Handled], fragments: Sequence[int], sizes: Traffic) -> Delays:
+    """How long offers, merges and updates took; `fragments`: of reports' counters, `sizes`: of all."""
     reported: dict[tuple[int, int], float] = {}  # by learner and step
     begun: dict[Any, float] = {}
     sent: dict[tuple[int, int, int], float] = {}
     boundary: dict[int, float] = {}
     offers: dict[int, list[float]] = collections.defaultdict(list)
-    arrived: dict[int, float] = {}
+    arrived, applied = dict[int, float](), dict[int, float]()
     merges: list[float] = []
     updates: dict[int, list[float]] = collections.defaultdict(list)
-    for now, content, decided in _entries(plan):
+    carried: dict[int, list[float]] = collections.defaultdict(list)
+    for now, content, decided in entries:
         match content:
             case events.FragmentArrived(contribution=c):
                 begins = max(reported.get((c.learner, c.step), now), arrived.get(c.learner, 0.0))
-                offers[c.learner].append((now - begins) / sizes.offer[c.fragment])
+                offers[c.learner].append((now - begins) / sizes.offer(c.learner)[c.fragment])
                 arrived[c.learner] = now
             case events.MergeFinished(round=r):
                 if r in begun:
                     merges.append(now - begun.pop(r))
             case events.StepReported(report=report):
                 reported.setdefault((report.learner, report.step), now)
-                for p, c in zip(plan.first.header.fragments, report.counters, strict=False):
-                    at = sent.pop((report.learner, p, c.version), None)
-                    if at is not None and report.learner in boundary:
-                        updates[report.learner].append(max(0.0, boundary[report.learner] - at))
-                boundary[report.learner] = now
+                m, came = report.learner, list[tuple[int, float]]()
+                for p, c in zip(fragments, report.counters, strict=False):
+                    at = sent.pop((m, p, c.version), None)
+                    if at is not None and m in boundary:
+                        came.append((min(sizes.version[p], sizes.difference[p]), at))
+                for size, at in came:  # one after the other
+                    updates[m].append(max(0.0, boundary[m] - at))
+                    took = boundary[m] - max(at, applied.get(m, 0.0)) - (now - boundary[m])
+                    carried[m].append(max(0.0, took) / len(came) / size)
+                if came:
+                    applied[m] = boundary[m]
+                boundary[m] = now
         for action in decided:
             match action:
                 case actions.Merge(round=r):
@@ -291,10 +332,12 @@ def delays(plan: ReplayPlan, sizes: Traffic) -> Delays:
                 case actions.Send(receivers, events.UpdateArrived(p, version)):
                     for m, _ in receivers:
                         sent.setdefault((m, p, version), now)
+    down = {m: statistics.median(took) for m, took in carried.items()}
     return Delays(
         {m: statistics.median(took) for m, took in offers.items()},
         statistics.median(merges) if merges else 0.0,
-        {m: sorted(took)[len(took) // 10] for m, took in updates.items()},
+        {m: sorted(took)[len(took) // 10] for m, took in updates.items() if not down[m]},
+        down,
     )
 
 

@@ -48,7 +48,8 @@ class _Doubtful(CountingSyncer):
     """
 
     def __init__(self, rng: random.Random, weather: Weather, num_fragments: int) -> None:
-        super().__init__(Traffic(*[(0,) * num_fragments] * 3))
+        nothing = (0,) * num_fragments
+        super().__init__(Traffic(nothing, (nothing,), nothing))
         self.unsound, self.refused, self._refuses_all = weather.unsound, weather.refused, weather.refuses_all
         self._rng = rng
         self.versions = {(p, 0, 0): 0 for p in range(num_fragments)}
@@ -65,7 +66,7 @@ class _Doubtful(CountingSyncer):
     def _shard(self, fragment: int) -> VirtualSyncer:
         return self.shards[fragment % len(self.shards)]
 
-    def received(self, fragment: int, payload: Pieces) -> Pieces:
+    def received(self, fragment: int, payload: Pieces, learner: int) -> Pieces:
         """Finds a random share of the fragments unsound."""
         if self.unsound and self._rng.random() < self.unsound:
             raise InvalidContribution("not finite")

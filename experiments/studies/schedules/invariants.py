@@ -141,7 +141,7 @@ class Invariants:
         self.checks = 0  # events after which every rule held
         self.longest_welcome = 0.0  # seconds from a learner's first message to its membership
         self._admitted: dict[Member, float] = {}
-        self._schedules = [(dict.fromkeys(self._own, 0), policy.schedule)]
+        self._schedules = [(dict.fromkeys(self._own, 0), policy.schedule(total_steps))]
         """Each schedule so far, with the step by fragment after which its rounds begin."""
         self.longest_interval = policy.interval  # of all schedules so far
         self._open: dict[int, int] = {}  # by fragment, the step of its open round
@@ -364,12 +364,10 @@ class Invariants:
         self.longest_interval = max(self.longest_interval, self.policy.interval)
         merged = self.committed.merged_steps
         begins = {p: max(values["step"], merged[p], self._open.get(p, 0)) for p in self._own}
-        self._schedules.append((begins, self.policy.schedule))
+        self._schedules.append((begins, self.policy.schedule(self.total_steps)))
 
     def _is_due(self, which: RoundId) -> bool:
-        return which.step == self.total_steps or which.fragment in self._schedule(
-            which.fragment, which.step
-        ).due(which.step)
+        return which.fragment in self._schedule(which.fragment, which.step).due(which.step)
 
     def _schedule(self, fragment: int, step: int) -> Schedule:
         """The schedule by which a round of the fragment at this step is due, or is not."""

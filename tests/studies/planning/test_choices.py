@@ -17,12 +17,12 @@ from experiments.studies.planning.worth import conspicuous, worth_of
 from experiments.studies.replay import plan as plans
 from experiments.studies.replay.outcomes import FleetOutcome
 from experiments.studies.replay.reading import read_run
-from experiments.studies.replay.what_if import RecordedFleet, recorded, what_if
+from experiments.studies.replay.what_if import recorded, recorded_fleet, what_if
 from tests.virtual.small_fleet import small_fleet
 from tests.workbook import POLICY, Taped, fleet_tapes
 
 STEPS = 60
-SIZES = Traffic((100, 100), (100, 100), (100, 100))
+SIZES = Traffic((100, 100), ((100, 100),), (100, 100))
 
 # Against the loss over links of 20 times the need: docs/results/merged_share.md, and the interval's table.
 MEASURED = [
@@ -94,13 +94,15 @@ def test_a_thin_learner_is_told_what_a_codec_for_it_alone_is_worth():
     experiment, fleet = played_on_thin_links((0.15, 20.0), steps=300)
     own = Choice.of(experiment)
     there = fleet(own)
-    (one,) = worth_of(fleet, own, there)
+    (one,) = worth_of(fleet, own, there, 2)
     assert one.learner == 0 and there.shares[0] < 0.5
-    assert one.narrow.shares[0] > 0.8
-    assert one.verdict.startswith("a codec of fewer bytes for its offers is worth")
+    assert one.narrow.outcome.shares[0] > there.shares[0] + 0.1, "its updates come in f32 still"
+    assert one.verdict.startswith("int4 for it alone is worth")
+    assert one.verdict.endswith(" --config.outer.codec=int4,f32")
     assert set(one.without.shares) == {0}, "the other, numbered anew"
-    plan = Plan(experiment, [Played(own, there)], None, [one])
-    assert "with int4 for it alone" in plan.text and plan.flags == []
+    plan = Plan(experiment, [Played(own, there), one.narrow], None, [one])
+    assert "with another codec for it alone, int4" in plan.text and "H=24 int4,f32 K=1" in plan.text
+    assert plan.flags == [], "its work is old, and the estimate no better"
     assert plan.values["learners"][0][-1] == one.verdict
 
 
@@ -121,24 +123,39 @@ def test_each_link_is_measured_by_itself_and_a_narrower_codec_widens_it(tmp_path
     fleet.run(max_events=100_000)
     taped.end(fleet.syncer.durable.versions)
     plan = plans.make_plan(read_run(tmp_path), policy, STEPS)
-    was, simulated = recorded(plan, SIZES), RecordedFleet(plan, SIZES)
+    was, simulated = recorded(plan, SIZES), recorded_fleet(plan, SIZES)
     again = simulated.play(policy, STEPS)
     assert was.shares[2] < 0.7 < was.shares[0]
     assert again.shares[2] == pytest.approx(was.shares[2], abs=0.15)
     assert again.age == pytest.approx(was.age, abs=2.5)
     assert again.bytes_sent == pytest.approx(was.bytes_sent, rel=0.2)
-    tenth = simulated.play(policy, STEPS, Traffic((100, 100), (10, 10), (100, 100)))
+    tenth = simulated.play(policy, STEPS, Traffic((100, 100), ((10, 10),), (100, 100)))
     assert tenth.shares[2] > again.shares[2] + 0.1
     assert tenth.bytes_sent < again.bytes_sent / 4
-    alone = simulated.play(policy, STEPS, faster={2: 10.0})
+    alone = simulated.play(policy, STEPS, SIZES._replace(offers=((100, 100), (100, 100), (10, 10))))
     assert alone.shares[2] > again.shares[2] + 0.1 and set(alone.shares) == {0, 1, 2}
     assert set(simulated.play(policy, STEPS, without=(2,)).shares) == {0, 1}
+
+
+def test_a_link_that_is_full_with_updates_is_played_as_full(tmp_path):
+    policy = dataclasses.replace(POLICY, rebase=True)
+    taped = Taped(tmp_path, policy)
+    fleet, _ = small_fleet(policy, STEPS, seconds=[1.0], sizes=(100, 100), observer=taped)
+    down = fleet.places[2].down
+    down.quality = dataclasses.replace(down.quality, bandwidth=20.0)  # 5 s an update
+    fleet.run(max_events=100_000)
+    taped.end(fleet.syncer.durable.versions)
+    plan = plans.make_plan(read_run(tmp_path), policy, STEPS)
+    was, measured = recorded(plan, SIZES), recorded_fleet(plan, SIZES)
+    assert measured.took.down == {0: 0.0, 1: 0.0, 2: pytest.approx(1 / 20, rel=0.3)}
+    again = measured.play(policy, STEPS)
+    assert again.shares[2] == pytest.approx(was.shares[2], abs=0.2)
 
 
 def test_only_the_last_steps_of_a_long_record_are_played(tmp_path):
     fleet_tapes(tmp_path, POLICY, STEPS)
     plan = plans.make_plan(read_run(tmp_path), POLICY, STEPS)
-    whole, last = what_if(plan, POLICY, STEPS), RecordedFleet(plan, steps=20).play(POLICY, 20)
+    whole, last = what_if(plan, POLICY, STEPS), recorded_fleet(plan, steps=20).play(POLICY, 20)
     assert last.merged < whole.merged / 2
     assert last.share == pytest.approx(whole.share, abs=0.25)
 

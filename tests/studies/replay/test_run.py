@@ -104,11 +104,12 @@ def test_a_virtual_run_with_failures_comes_to_its_parameters_again(algorithm, co
         assert True in applied and (False in applied or algorithm != "decoupled")
 
 
-def test_a_run_whose_timing_changes_comes_to_its_parameters_again(data_dir, tmp_path):
+def test_a_run_whose_timing_changes_and_whose_codecs_differ_comes_to_its_parameters_again(data_dir, tmp_path):
     timings = ((8.0, "interval", 3.0), (8.0, "overlap", 1.0), (20.0, "interval", 8.0))
     sync = {**WAITS, "rebase": True, "interval": 4}
     fleet = {**LINKS, "timings": timings}
-    e = virtual(data_dir, "decoupled", train={"steps": 36}, sync=sync, virtual=fleet, outer=CODEC)
+    outer = {**CODEC, "codec": ("f32", "int4")}
+    e = virtual(data_dir, "decoupled", train={"steps": 36}, sync=sync, virtual=fleet, outer=outer)
     run_job(e, tmp_path)
     lines = (tmp_path / "events.jsonl").read_text().splitlines()
     changes = [line for line in map(json.loads, lines) if line["event"] == "timing_set"]

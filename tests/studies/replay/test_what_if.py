@@ -7,7 +7,7 @@ import pytest
 from ddiloco.outer.encoding import Traffic
 from experiments.studies.replay import plan as plans
 from experiments.studies.replay.reading import read_run
-from experiments.studies.replay.what_if import delays, recorded, what_if
+from experiments.studies.replay.what_if import recorded, recorded_fleet, what_if
 from tests.workbook import POLICY, fleet_tapes, lose
 
 STEPS = 60
@@ -24,7 +24,7 @@ def quorum_of_one(tmp_path_factory):
 
 
 def test_delays_are_those_of_the_run(quorum_of_one):
-    found = delays(quorum_of_one, Traffic((0, 0), (1, 1), (0, 0)))
+    found = recorded_fleet(quorum_of_one, Traffic((1, 1), ((1, 1),), (1, 1))).took
     assert found.offers == {m: pytest.approx(0.1) for m in range(3)}
     assert found.merge == pytest.approx(0.2)
     assert all(0.05 <= update < 0.5 for update in found.updates.values())

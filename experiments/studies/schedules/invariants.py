@@ -141,8 +141,8 @@ class Invariants:
         self.checks = 0  # events after which every rule held
         self.longest_welcome = 0.0  # seconds from a learner's first message to its membership
         self._admitted: dict[Member, float] = {}
-        self._schedules = [(dict.fromkeys(self._own, 0), policy.schedule(total_steps))]
-        """Each schedule so far, with the step by fragment after which its rounds begin."""
+        self._schedules = {p: [(0, policy.schedule(total_steps))] for p in self._own}
+        """By fragment each schedule so far, with the step after which its rounds begin."""
         self.longest_interval = policy.interval  # of all schedules so far
         self._open: dict[int, int] = {}  # by fragment, the step of its open round
         self._newest: dict[int, int] = {}  # by learner, over all processes of the syncer
@@ -237,7 +237,8 @@ class Invariants:
     def image(self) -> tuple[Any, ...]:
         """What a copy of the disk holds; for `rolled_back`."""
         sets = (set(self.merged), set(self.passed), set(self._merged_steps))
-        return (self.committed, *sets, dict(self._merged_batches), dict(self._newest))
+        schedules = {p: [*known] for p, known in self._schedules.items()}
+        return (self.committed, *sets, dict(self._merged_batches), schedules, dict(self._newest))
 
     @staticmethod
     def joined(images: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
@@ -249,13 +250,15 @@ class Invariants:
         steps = {(p, step) for p, image in enumerate(images) for q, step in image[3] if p == q}
         numbers = {step for _, step in steps}
         batches = {key: n for image in images for key, n in image[4].items() if n in numbers}
-        newest = {m: max(image[5].get(m, -1) for image in images) for image in images for m in image[5]}
-        return joined_state([image[0] for image in images]), merged, passed, steps, batches, newest
+        schedules = {p: known for p, image in enumerate(images) for q, known in image[5].items() if p == q}
+        newest = {m: max(image[6].get(m, -1) for image in images) for image in images for m in image[6]}
+        return joined_state([image[0] for image in images]), merged, passed, steps, batches, schedules, newest
 
     def rolled_back(self, image: tuple[Any, ...]) -> None:
         """The syncer's disk is an older one again: what was merged since is lost."""
-        self.committed, merged, passed, steps, batches, newest = image
+        self.committed, merged, passed, steps, batches, schedules, newest = image
         self.merged, self.passed, self._merged_steps = set(merged), set(passed), set(steps)
+        self._schedules = {p: [*schedules[p]] for p in self._own}
         if self._syncer is not None:
             self._syncer.merging.clear()
         self._merged_batches, self._newest = dict(batches), dict(newest)
@@ -363,17 +366,17 @@ class Invariants:
         self.policy = dataclasses.replace(self.policy, **timing)
         self.longest_interval = max(self.longest_interval, self.policy.interval)
         merged = self.committed.merged_steps
-        begins = {p: max(values["step"], merged[p], self._open.get(p, 0)) for p in self._own}
-        self._schedules.append((begins, self.policy.schedule(self.total_steps)))
+        schedule = self.policy.schedule(self.total_steps)
+        for p, known in self._schedules.items():
+            known.append((max(values["step"], merged[p], self._open.get(p, 0)), schedule))
 
     def _is_due(self, which: RoundId) -> bool:
         return which.fragment in self._schedule(which.fragment, which.step).due(which.step)
 
     def _schedule(self, fragment: int, step: int) -> Schedule:
         """The schedule by which a round of the fragment at this step is due, or is not."""
-        return next(
-            schedule for begins, schedule in reversed(self._schedules) if begins[fragment] < max(step, 1)
-        )
+        known = reversed(self._schedules[fragment])
+        return next(schedule for begins, schedule in known if begins < max(step, 1))
 
     def _check_awaited(self, which: RoundId, now: float) -> None:
         """By the core's own record: whom it expected, and until when, depends on all that it measured."""

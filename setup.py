@@ -6,12 +6,13 @@ from setuptools import find_packages, setup
 
 setup(
     name="ddiloco",
-    version="0.1.0",
+    version="0.2.0",
     description="Decoupled DiLoCo: pre-training one model with many independent learners, in JAX",
     long_description=(pathlib.Path(__file__).parent / "README.md").read_text(),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
-    packages=find_packages(include=["ddiloco", "ddiloco.*", "experiments", "experiments.*"]),
+    packages=find_packages(include=["ddiloco*", "experiments*", "configs*"]),
+    entry_points={"console_scripts": ["ddiloco=experiments.__main__:main"]},
     package_data={
         "": ["*.proto", "py.typed"],
         "ddiloco.dashboard": ["*.css", "*.html", "*.js"],
@@ -60,6 +61,7 @@ setup(
             "pytest-xdist>=3.6",
             "pyyaml>=6",
             "ruff>=0.9",
+            "setuptools>=68",  # which makes the package
             "tokenizers>=0.20",
         ],
         "receipts": ["cryptography>=42"],

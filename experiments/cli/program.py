@@ -202,11 +202,22 @@ def one_line(error: Exception) -> tuple[str, int] | None:
     return None if missing is None else (str(missing), REFUSED if isinstance(missing, ConfigError) else 1)
 
 
+def installed_file(name: str) -> pathlib.Path:
+    """What `dense` or `configs/dense.py` stands for in the installed `configs`; it need not be there."""
+    name = name.removeprefix("configs/").removesuffix(".py")
+    return pathlib.Path(importlib.util.find_spec("configs").origin).parent / f"{name}.py"
+
+
 def load_module(path: str, flag: str) -> types.ModuleType:
-    """The Python file that a flag names; raises UsageError if there is none, or it is of another kind."""
-    if not pathlib.Path(path).is_file():
+    """The Python file that a flag names, else one of `configs`.
+
+    Raises:
+      UsageError: there is none, or it is of another kind.
+    """
+    file = pathlib.Path(path)
+    if not file.is_file() and not (file := installed_file(path)).is_file():
         raise UsageError(f"{flag}: {path}: no such file")
-    spec = importlib.util.spec_from_file_location(f"{flag}_file", path)
+    spec = importlib.util.spec_from_file_location(f"{flag}_file", file)
     if spec is None:
         raise UsageError(f"{flag}: {path}: is no Python file, which ends in .py")
     module = importlib.util.module_from_spec(spec)

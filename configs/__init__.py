@@ -1,0 +1,1 @@
+"""Settings of runs: each file has `get_config()`, and says what its presets are."""

@@ -107,3 +107,13 @@ def test_a_data_set_out_of_reach_is_told_before_anything_is_compiled(programs, t
 )
 def test_the_other_programs_tell_usage_errors_too(name, arguments, told, programs):
     assert_refused(programs.run(name, *arguments), told)
+
+
+@pytest.mark.parametrize("name", ["plan", "replay"])
+def test_a_run_whose_settings_cannot_be_used_is_told_in_one_line(name, programs, tmp_path):
+    (tmp_path / "config.json").write_text('{"remote": {"donor_host": "10.0.0.1"}}')
+    done = programs.run(name, f"--workdir={tmp_path}")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert done.stderr.startswith(
+        f"error: {tmp_path / 'config.json'}: cannot be used: config.remote.donor_host: "
+    )

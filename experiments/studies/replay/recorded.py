@@ -26,11 +26,18 @@ class RecordedRun:
 
 
 def experiment_of(workdir: str) -> Experiment:
-    """The settings of the run in the folder; raises UsageError if there is none, or TapeError."""
+    """The settings of the run in the folder, which end the program with exit code 1 if they cannot be used.
+
+    Raises:
+      UsageError: there is no run in the folder.
+    """
     folder = pathlib.Path(workdir)
     if not (folder / "config.json").exists():
         raise program.UsageError(f"workdir: {folder}: there is no run in it")
-    return recorded_experiment(folder)
+    try:
+        return recorded_experiment(folder)
+    except TapeError as error:
+        sys.exit(f"error: {error}")
 
 
 @contextlib.contextmanager
@@ -43,8 +50,8 @@ def recorded(workdir: str) -> Iterator[RecordedRun]:
       UsageError: there is no run in the folder.
     """
     folder = pathlib.Path(workdir)
+    experiment = experiment_of(workdir)
     try:
-        experiment = experiment_of(workdir)
         tapes = read_run(folder)
         for warning in tapes.warnings:
             print(f"warning: {warning}", file=sys.stderr)

@@ -77,6 +77,8 @@ def _stages(name: str, traffic: PlayedTraffic, run: PlayedRun, limits: dict[str,
     seconds: dict[str, list[float]] = {stage: [] for stage in moved}
     for values in run.rounds:
         key, ended = (values["step"], values["fragment"]), values["time"]
+        if key not in run.received or key not in run.sent:  # a last round, whose learners have left
+            continue
         worked = values["merge_seconds"] + values["disk_seconds"]
         seconds["merge"].append(values["merge_seconds"])
         seconds["disk"].append(values["disk_seconds"])

@@ -49,14 +49,14 @@ def run(
     core = min(os.sched_getaffinity(0))
     played = {"learners": learners, "fragments": fragments, "hosts": hosts, "preset": "decoupled"}
     traffic = PlayedTraffic(1, 1, "f32", "f32", 2, STEPS, core, **played)
-    pace = (1 / rate, warm_up, seconds)
+    timing = (1 / rate, warm_up, seconds)
     with (
         tempfile.TemporaryDirectory(prefix="ddiloco-bench-") as folder,
         another_process(serve, traffic, pathlib.Path(folder) / "syncer") as syncer,
     ):
-        steps, spent, threads, size, updates, late = _play(syncer, RawLearner, traffic, pace)
+        steps, spent, threads, size, updates, late = _play(syncer, RawLearner, traffic, timing)
     with another_process(_echo, traffic) as echo:
-        echoed = _play(echo, RawEcho, traffic, pace)
+        echoed = _play(echo, RawEcho, traffic, timing)
     speed, limit = steps / spent, echoed[0] / echoed[1]
     more = {"core": spent / seconds, "kept_up": updates / steps, "late_s": late}
     more |= {"echo_core": echoed[1] / seconds, "threads": threads, "idle_mb": size / 1e6}
@@ -65,11 +65,11 @@ def run(
 
 
 def _play(
-    server: Connection, kind: type, traffic: PlayedTraffic, pace: tuple[float, float, float]
+    server: Connection, kind: type, traffic: PlayedTraffic, timing: tuple[float, float, float]
 ) -> tuple[int, float, int, int, int, float]:
     """Steps, processor seconds of the server, its threads and bytes, updates, and delay of the learners."""
     address = receive_from(server)
-    with another_process(_learners, kind, traffic, address, pace) as learners:
+    with another_process(_learners, kind, traffic, address, timing) as learners:
         assert receive_from(learners) == "connected"
         process, _ = asked(server)
         status = pathlib.Path(f"/proc/{process}/status").read_text().splitlines()
@@ -84,7 +84,7 @@ def _play(
 
 
 def _learners(
-    pipe: Connection, kind: type, traffic: PlayedTraffic, address: str, pace: tuple[float, float, float]
+    pipe: Connection, kind: type, traffic: PlayedTraffic, address: str, timing: tuple[float, float, float]
 ) -> None:
     """All learners, in one thread."""
     pin(traffic, merges=False)
@@ -97,7 +97,7 @@ def _learners(
             return RawEcho((host, int(port)), _sizes(traffic))
         return RawLearner(number, (host, int(port)), traffic.hosts, terms, e.sync, e.train.steps)
 
-    pipe.send(play(pipe, list(map(learner, range(traffic.learners))), *pace))
+    pipe.send(play(pipe, list(map(learner, range(traffic.learners))), *timing))
 
 
 def _sizes(traffic: PlayedTraffic) -> tuple[int, int, int]:

@@ -246,9 +246,9 @@ class RawLearner:
     def _handle(self, event: events.LearnerEvent) -> None:
         for action in self.core.handle(event, time.monotonic()):
             match action:
-                case actions.SendToSyncer(said):
-                    message = from_learner(said, self._before)
-                    self._before = said.report if isinstance(said, events.StepReported) else self._before
+                case actions.SendToSyncer(sent):
+                    message = from_learner(sent, self._before)
+                    self._before = sent.report if isinstance(sent, events.StepReported) else self._before
                     self.hosts[0].send(self._control, message.SerializeToString())
                 case actions.SendOffer(which, contribution):
                     for number, host in enumerate(self.hosts):

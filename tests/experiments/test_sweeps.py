@@ -22,7 +22,7 @@ ARGUMENTS = {
     "horizons": ("vit",),
     "num_learners": ("moe", "vit"),
 }
-SWEEPS = sorted(path.stem for path in FOLDER.glob("*.py"))
+SWEEPS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "__init__")
 SWEEPS += [f"{name}:{argument}" for name, known in ARGUMENTS.items() for argument in known]
 FAMILIES = {"dense": dense, "moe": moe, "vit": vit, "multimodal": multimodal}
 

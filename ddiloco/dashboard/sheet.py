@@ -146,7 +146,7 @@ def figures(view: RunView) -> dict[str, str]:
         "mean quorum": number(view.syncer.mean_quorum, ".2f"),
     }
     if s.get("merge_shock") is not None:
-        found["merge shock"] = f"{s['merge_shock']:+.4f} ± {s['merge_shock_error']:.4f}"
+        found["merge shock"] = number(s["merge_shock"], "+.4f")
     if s.get("eval_accuracy") is not None:
         found["accuracy"] = f"{s['eval_accuracy']:.1%}"
     if s.get("mfu") is not None:

@@ -49,6 +49,7 @@ def compiled(experiment, where):
     return compilation, programs
 
 
+@pytest.mark.slow
 @needs_libtpu
 def test_a_preset_is_compiled_by_the_tpu_compiler(programs, tmp_path):
     output, saved = tmp_path / "new" / "figures.json", tmp_path / "step"

@@ -130,7 +130,7 @@ def test_an_offer_is_a_copy_that_survives_what_donates_its_source(transfer, shar
     assert any(leaf.is_deleted() for leaf in params.values())
 
 
-@pytest.mark.parametrize("rebase", [False, True])
+@pytest.mark.parametrize("rebase", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_fragment_has_one_program_to_be_offered_and_one_to_be_updated(rebase, shardings):
     compiled = []
     jax.monitoring.register_event_duration_secs_listener(

@@ -49,7 +49,17 @@ platform.prepare()  # while tests are collected, since it must be before the fir
 
 
 LONG = ("tests/integration/", "tests/launch/", "tests/bench/")  # they start processes
-LONGEST = ("readme", "shards", "killed_processes", "hangs", "hosts", "hostile", "killed_local", "fencing")
+LONGEST = (
+    "timing",
+    "engines",
+    "remote",
+    "killed_local",
+    "train",
+    "hosts",
+    "resume",
+    "hostile",
+    "killed_processes",
+)
 
 
 @pytest.hookimpl(trylast=True)  # once it is known which are left out

@@ -6,7 +6,6 @@ import gc
 import json
 import subprocess
 import sys
-from unittest import mock
 
 import jax
 import numpy as np
@@ -18,7 +17,6 @@ import ddiloco
 from ddiloco.config import ConfigError
 from ddiloco.run.recipes import assembly_of, load_factory
 from ddiloco.settings.experiment import parse
-from ddiloco.telemetry import monitor
 from ddiloco.training.mesh import MeshConfig, carve
 from experiments.cli.dry_run import describe
 from experiments.examples import nnx_loop, plain_loop
@@ -29,9 +27,7 @@ SYNC = {"num_fragments": 2, "interval": 4}
 
 @pytest.fixture(autouse=True)
 def alone(one_device):
-    """On one device, and without `loss.png`, which takes long and is drawn in other tests."""
-    with mock.patch.object(monitor, "plot_loss"):
-        yield
+    """On one device."""
 
 
 def trained(make_loop, workdir, **settings):

@@ -4,8 +4,6 @@ import itertools
 import threading
 import time
 
-import pytest
-
 from experiments.studies.chaos.impersonation import BROKEN, CLAIMS, Impersonator
 from tests.integration.hand import SECURITY, assert_counted_once, assert_nothing_twice, go_on, stop
 
@@ -112,17 +110,6 @@ def liar(job, alive):
     job.wait_for(lambda: job.merges(0, over) and job.merges(1, over), "merges of the honest", alive)
 
 
-def test_who_hangs_stops_nobody_and_is_refused_once_it_has_a_successor(job):
-    syncer, one, two = job.syncer(), job.learner(0), job.learner(1)
-    job.wait_for(lambda: job.merges(0) and job.merges(1), "merges of both", [syncer, one, two])
-    new = successor_of_one_that_lingers(job, two, [syncer, one])
-    assert job.end(syncer)[0] == 143
-    assert [job.left(process)[0] for process in (one, new)] == [0, 0]
-    assert_nothing_twice(job)
-    assert_counted_once(job, (0, 1))
-
-
-@pytest.mark.slow
 def test_hangs_a_successor_and_a_liar_stop_nobody_and_change_nothing_that_was_committed(job):
     syncer, one, two = job.syncer(), job.learner(0), job.learner(1)
     job.wait_for(lambda: job.merges(0) and job.merges(1), "merges of both", [syncer, one, two])

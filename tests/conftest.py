@@ -9,6 +9,7 @@ import importlib.metadata
 import os
 import pathlib
 import time
+from unittest import mock
 
 import hypothesis
 
@@ -41,6 +42,7 @@ os.environ["TFDS_DATA_DIR"] = str(KEPT / "tfds")
 
 import pytest  # noqa: E402
 
+from ddiloco.telemetry import monitor  # noqa: E402
 from ddiloco.training import platform  # noqa: E402
 from tests import workbench  # noqa: E402
 from tests.integration.programs import Programs  # noqa: E402
@@ -49,7 +51,17 @@ platform.prepare()  # while tests are collected, since it must be before the fir
 
 
 LONG = ("tests/integration/", "tests/launch/", "tests/bench/")  # they start processes
-LONGEST = ("readme", "shards", "killed_processes", "hangs", "hosts", "hostile", "killed_local", "fencing")
+LONGEST = (
+    "timing",
+    "engines",
+    "remote",
+    "killed_local",
+    "train",
+    "hosts",
+    "resume",
+    "hostile",
+    "killed_processes",
+)
 
 
 @pytest.hookimpl(trylast=True)  # once it is known which are left out
@@ -87,6 +99,13 @@ def pytest_sessionstart(session):
         for path in (KEPT / "jax").glob("*"):
             if path.is_file() and path.stat().st_mtime < time.time() - OLD:
                 path.unlink(missing_ok=True)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def without_loss_png():
+    """Runs in the process that tests leave `loss.png` out, which takes longer than they do."""
+    with mock.patch.object(monitor, "plot_loss"):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -146,7 +146,10 @@ def test_the_tiny_preset_is_the_defaults_of_all_settings_but_for_its_fewer_fragm
 
 
 @pytest.mark.parametrize("module", [chaos, heterogeneous, scavenging])
-@pytest.mark.parametrize("family", micro.OR_TINY)
+@pytest.mark.parametrize(
+    "family",
+    ["tiny", *(pytest.param(f, marks=pytest.mark.slow) for f in micro.OR_TINY if f != "tiny")],
+)
 def test_rows_about_failures_differ_in_nothing_but_their_fleet_and_algorithm(module, family):
     given = {} if family == "tiny" else {"family": family}  # the default
     found = [parse(module.get_config(row["preset"])) for row in module.get_comparison(**given)]

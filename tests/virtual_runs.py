@@ -4,7 +4,6 @@ import collections
 import pathlib
 import threading
 from typing import Any
-from unittest import mock
 
 from ddiloco.baselines.virtual import run_virtual_baseline
 from ddiloco.goodput.accounting import State, Timelines
@@ -12,7 +11,7 @@ from ddiloco.outer.global_model import parameters_sha256
 from ddiloco.run import job
 from ddiloco.run.recipes import assembly_of
 from ddiloco.settings.experiment import BASELINES, Experiment
-from ddiloco.telemetry import monitor, records
+from ddiloco.telemetry import records
 from ddiloco.virtual.from_settings import chips_by_learner
 from ddiloco.virtual.run import VirtualRun as FleetRun
 from tests import workbench
@@ -45,8 +44,7 @@ def run_timed(experiment: Experiment) -> "VirtualRun":
 
 def run_job(experiment: Experiment, workdir: pathlib.Path, resume: bool = False) -> job.Result:
     """Runs the experiment as a whole job, on one device, that leaves its files in `workdir`."""
-    # Without `loss.png`, which takes longer than such a run and is drawn in other tests.
-    with workbench.devices(1), mock.patch.object(monitor, "plot_loss"):
+    with workbench.devices(1):
         return job.run_job(experiment, workdir, threading.Event(), resume=resume)
 
 

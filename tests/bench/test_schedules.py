@@ -16,7 +16,7 @@ def first_to_break():
     raise AssertionError("none did")
 
 
-@pytest.mark.parametrize(("schedules", "fair"), [(5, False), (1, True)])
+@pytest.mark.parametrize(("schedules", "fair"), [(5, False), pytest.param(1, True, marks=pytest.mark.slow)])
 def test_rows_are_told_of_schedules_and_of_events(schedules, fair):
     rows = bench_schedules.run(schedules=schedules, fair=fair)
     assert [(row["name"], row["unit"]) for row in rows] == [

@@ -5,7 +5,6 @@ import functools
 import pytest
 
 from ddiloco.dashboard.view import read_views
-from ddiloco.telemetry import monitor
 from tests.dashboard import planted
 
 RUNS = {
@@ -49,9 +48,6 @@ def run_of(tmp_path_factory, data_dir):
     @functools.cache
     def made(name):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(
-                monitor, "plot_loss", lambda path, state: None
-            )  # which takes longer than all the rest
             patch.setenv("CI", "true")
             if name in OTHERS:
                 return OTHERS[name](folder / name, data_dir)

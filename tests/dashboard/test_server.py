@@ -20,7 +20,6 @@ from ddiloco.dashboard.exposition import METRICS
 from ddiloco.dashboard.server import PageServer
 from ddiloco.dashboard.visitors import Visitors, check_page
 from ddiloco.run import job
-from ddiloco.telemetry import monitor
 from tests.virtual_runs import virtual
 
 TOKEN = "a token of the run's own"
@@ -180,7 +179,6 @@ def test_prometheus_reads_every_metric_with_its_labels(client, run_of):
 
 def test_a_run_has_a_page_as_long_as_it_goes_on(data_dir, tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("CI", raising=False)
-    monkeypatch.setattr(monitor, "plot_loss", lambda path, state: None)
     experiment = virtual(data_dir, virtual={"arrays": False}, train={"steps": 8}, log={"page": "127.0.0.1:0"})
     seen = []
 

@@ -56,6 +56,7 @@ def test_an_example_comes_to_the_same_parameters_again_in_virtual_time(example, 
     assert first.summary["rounds"] == 13
 
 
+@pytest.mark.slow
 def test_learners_with_the_same_batch_drop_other_units_and_all_score_alike():
     mesh = carve(jax.devices()[:1], 1, MeshConfig())[0]
     batch, losses, scores = nnx_loop.points(nnx_loop.np.random.default_rng(1), 64), [], []
@@ -67,14 +68,16 @@ def test_learners_with_the_same_batch_drop_other_units_and_all_score_alike():
 
 
 def test_parameters_come_back_in_the_tree_of_the_loop(tmp_path):
-    plain = trained(
-        plain_loop.make_loop, tmp_path / "plain", driver="virtual", steps=8, settings={"width": 5}
-    )
+    plain = trained(plain_loop.make_loop, tmp_path, driver="virtual", steps=8, settings={"width": 5})
     assert jax.tree.map(jax.numpy.shape, plain.params) == {
         "hidden": {"w": (1, 5), "b": (5,)},
         "out": {"w": (5, 1), "b": (1,)},
     }
-    params = trained(nnx_loop.make_loop, tmp_path / "nnx", driver="virtual", steps=8).params
+
+
+@pytest.mark.slow
+def test_parameters_of_an_nnx_loop_are_those_of_its_module(tmp_path):
+    params = trained(nnx_loop.make_loop, tmp_path, driver="virtual", steps=8).params
     model = nnx_loop.Net(32, nnx.Rngs(0))
     nnx.update(model, params)
     model.eval()
@@ -82,7 +85,7 @@ def test_parameters_come_back_in_the_tree_of_the_loop(tmp_path):
     assert model(x).shape == (4, 2)
 
 
-@pytest.mark.parametrize("driver", ["local", "virtual"])
+@pytest.mark.parametrize("driver", ["local", pytest.param("virtual", marks=pytest.mark.slow)])
 def test_a_run_that_has_ended_leaves_nothing_on_the_devices(driver, tmp_path):
     gc.collect()
     before = jax.live_arrays()  # held, so that no other gets an id of theirs

@@ -34,8 +34,11 @@ def run(does, **environment):
     ("variable", "value", "does"),
     [
         ("JAX_PLATFORMS", "cdua", ASKS),
-        ("JAX_PLATFORM_NAME", "cdua", "jax.devices()"),
-        pytest.param("JAX_PLATFORMS", "cuda", ASKS, marks=pytest.mark.skipif(not NO_GPU, reason="has a GPU")),
+        pytest.param("JAX_PLATFORM_NAME", "cdua", "jax.devices()", marks=pytest.mark.slow),
+        pytest.param(
+            *("JAX_PLATFORMS", "cuda", ASKS),
+            marks=[pytest.mark.slow, pytest.mark.skipif(not NO_GPU, reason="has a GPU")],
+        ),
     ],
 )
 def test_a_platform_that_is_not_there_is_refused_by_the_name_of_its_variable(variable, value, does):
@@ -49,7 +52,11 @@ def test_a_platform_that_is_not_there_is_refused_by_the_name_of_its_variable(var
 @pytest.mark.parametrize(
     ("does", "told"),
     [
-        ('raise RuntimeError("not about devices")', "RuntimeError: not about devices\n"),
+        pytest.param(
+            'raise RuntimeError("not about devices")',
+            "RuntimeError: not about devices\n",
+            marks=pytest.mark.slow,
+        ),
         ("jax.config.update('jax_platforms', 'cpu'); jax.devices('cdua')", "Unknown backend cdua"),
     ],
 )

@@ -91,7 +91,12 @@ def test_every_config_file_is_known():
     assert files == {*AXES, *OTHERS}
 
 
-@pytest.mark.parametrize("file", AXES)
+SELDOM = ("merge_rule", "micro", "moe", "multimodal", "tuned", "vit")  # presets much like those of others
+
+
+@pytest.mark.parametrize(
+    "file", [pytest.param(name, marks=[pytest.mark.slow] * (name in SELDOM)) for name in AXES]
+)
 def test_settings_of_another_driver_refuse_no_run(file):
     for preset in presets_of(file):
         config = program.load_config(preset)
@@ -101,7 +106,9 @@ def test_settings_of_another_driver_refuse_no_run(file):
             assert line is None or right(line, driver), (preset, driver, config.sync.num_learners, line)
 
 
-@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize(
+    "driver", ["remote", *(pytest.param(name, marks=pytest.mark.slow) for name in ("local", "virtual"))]
+)
 def test_a_dry_run_tells_of_as_many_learners_as_are_asked_for(driver):
     told = describe(parse(made("configs/dense.py:tiny", driver, 9)))
     assert told.startswith("algorithm    decoupled, 9 learners\n")

@@ -8,7 +8,7 @@ import urllib.request
 
 import pytest
 
-from tests.integration.hand import TRANSFORMER, free_port
+from tests.integration.hand import UNENDING, free_port
 from tests.integration.programs import ROOT
 
 STUCK = """
@@ -59,15 +59,16 @@ def test_roles_that_the_environment_tells_all_are_ready_and_preempted(job):
     assert job.summary()["failures"] == []
 
 
-def test_a_process_that_cannot_end_in_its_grace_counts_as_preempted():
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_process_that_cannot_end_in_its_grace_counts_as_preempted(number, code):
     command = [sys.executable, "-c", STUCK, "0.2"]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "begun\n"
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     assert process.stdout.readline() == "told\n"
-    process.send_signal(signal.SIGTERM)  # an engine may tell it twice
+    process.send_signal(number)  # an engine may tell it twice
     _, told = process.communicate(timeout=60)
-    assert process.returncode == 143
+    assert process.returncode == code
     assert told == "not done 0.2 s after the order to stop: the process ends as it is\n"
 
 
@@ -121,7 +122,7 @@ def test_learners_are_drained_and_join_beyond_the_first_ones_and_the_run_is_stop
     programs, new_job
 ):
     step_time = "--config.train.min_step_seconds=(0.05, 0.05, 0.05)"
-    job = new_job((*TRANSFORMER, step_time, "--config.remote.max_learners=3"))
+    job = new_job((*UNENDING, step_time, "--config.remote.max_learners=3"))
     syncer = job.syncer()
     learners = [job.learner(m) for m in range(2)]
     job.wait_for(lambda: job.merges(0) and job.merges(1), "merges of both", [syncer, *learners])

@@ -43,7 +43,8 @@ PACED = "--config.train.min_step_seconds=(0.1, 0.1)"
 
 
 @pytest.mark.parametrize(
-    ("devices", "more"), [(4, PLAIN), *(pytest.param(n, CODECS, marks=pytest.mark.slow) for n in (4, 8))]
+    ("devices", "more"),
+    [pytest.param(n, more, marks=pytest.mark.slow) for n, more in ((4, PLAIN), (4, CODECS), (8, CODECS))],
 )
 def test_a_mesh_across_hosts_gives_the_numbers_of_one_process(programs, tmp_path, devices, more):
     blocking = ("--config.sync.max_run_ahead=0", "--config.sync.quorum=None", "--config.sync.num_fragments=1")

@@ -77,6 +77,7 @@ def test_the_wheel_has_every_file_of_the_packages_and_needs_no_tensorflow(wheel)
     assert len(needed) > 20 and not any(name.startswith(("tensorflow>", "tensorflow;")) for name in needed)
 
 
+@pytest.mark.slow
 def test_processes_train_with_the_installed_package_from_an_empty_folder(wheel, data_dir, tmp_path):
     place, here = tmp_path / "environment", tmp_path / "empty"
     here.mkdir()

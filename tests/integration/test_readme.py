@@ -1,4 +1,4 @@
-"""Every command of these pages runs; only its size is cut."""
+"""Every command of these pages is one that its program takes; the slow tests run them, cut in size alone."""
 
 import os
 import pathlib
@@ -23,13 +23,10 @@ OF_TEXT = {
 }
 BUDGET = {"virtual.seconds": None, "train.tokens": 6_000}
 LIMIT = 300.0
-# Of the pages beside README; others of their kind, or tests of their own, run more often.
-SELDOM = (
-    *("configs/moe", "configs/vit", "configs/multimodal"),
-    *("configs/cross_region", "configs/scavenging", "configs/heterogeneous"),
-    *("tiny,streaming --config", "runs/long", "mesh.fsdp=2"),
-    *("compare --config=configs/chaos", "schedules --fair", "scripts/test.sh"),
-)
+# Run by default; all are among the slow tests, and of the others the command line is read.
+OFTEN = ("tiny,streaming --settings", "--dry_run", "schedules --schedules", "experiments.tokenize")
+OF_SETTINGS = ("train", "sweep", "compare", "tokenize")
+OF_A_RUN = ("evaluate", "tape", "replay", "report", "export")
 
 
 def blocks() -> list[list[str]]:
@@ -124,12 +121,11 @@ def test_the_readme_has_the_two_commands_that_do_all_the_set_up():
 
 
 def parameters() -> list:
-    """The groups; those that other tests run in other words are among the slow ones."""
-    slow = [pytest.mark.slow]
-    seldom = lambda group: any(config in group[0] for config in SELDOM)  # noqa: E731
+    """The groups; the slow ones are those of which a test without a run reads the command lines."""
+    quick = lambda group: group == ["scripts/train.sh"] or any(name in group[0] for name in OFTEN)  # noqa: E731
     told = [" ".join(group[0].split()[-3:])[-60:] for group in groups()]
     return [
-        pytest.param(group, id=name, marks=slow * seldom(group))
+        pytest.param(group, id=name, marks=() if quick(group) else pytest.mark.slow)
         for group, name in zip(groups(), told, strict=True)
     ]
 
@@ -140,3 +136,17 @@ def test_every_command_of_the_readme_runs(group, programs, tmp_path):
         pytest.skip("needs the environment of scripts/test.sh")
     for command in group:
         run(smaller(command, tmp_path), programs)
+
+
+@pytest.mark.parametrize("program", [*OF_SETTINGS, *OF_A_RUN])
+def test_a_program_takes_the_command_lines_of_the_pages(program, programs, tmp_path):
+    """Each is refused for what is wrong here alone: no steps, or no run in the folder."""
+    lines = [c.partition(f"experiments.{program} ")[2] for c in commands() if f"experiments.{program} " in c]
+    assert lines
+    refused = f"(workdir|checkpoint): {tmp_path}"
+    for line in lines:
+        arguments = shlex.split(line.replace("runs/", f"{tmp_path}/"))
+        if program in OF_SETTINGS:
+            arguments, refused = [*arguments, "--config.train.steps=0"], "config.train.steps: is 0"
+        done = programs.run(program, *arguments)
+        assert done.returncode == 2 and re.match(f"error: (.*: )?{refused}", done.stderr), (line, done.stderr)

@@ -69,6 +69,7 @@ def test_where_all_are_waited_for_processes_come_to_the_parameters_of_threads(
     assert [path.name for path in (workdir / "checkpoints").iterdir()] == ["12"]
 
 
+@pytest.mark.slow
 def test_processes_that_skip_nearly_all_steps_end_with_exit_code_1_and_one_line(programs, tmp_path):
     steps = 600
     changes = [*STEADY[:2], "--config.driver=remote"]

@@ -42,6 +42,7 @@ def more_of(job, fragments, by=2):
     return lambda: all(job.durable()[p] >= before[p] + by for p in fragments)
 
 
+@pytest.mark.slow
 def test_any_process_dies_and_nothing_is_lost_or_merged_twice(programs, job):
     first, learners = job.syncer(), [job.learner(m) for m in (0, 1)]
     other = job.shard(1, affliction="merge:3")

@@ -57,9 +57,8 @@ def begun(workdir, process):
     until(merged, "a merge", LIMIT)
 
 
-@pytest.mark.parametrize(
-    "driver", ["remote", *(pytest.param(name, marks=SLOW) for name in ("local", "virtual"))]
-)
+@SLOW
+@pytest.mark.parametrize("driver", DRIVERS)
 def test_a_run_whose_terminal_closes_saves_all_and_leaves(driver, in_terminal, programs, tmp_path):
     settings = [*DRIVERS[driver], f"--workdir={tmp_path}"]
     process, shown = in_terminal(sys.executable, "-m", "experiments.train", *settings)

@@ -56,6 +56,7 @@ def test_two_shards_follow_an_order_also_after_a_restart_and_the_run_is_replayed
     assert tape.count("timing: H = 8") >= 5  # of the shards, one twice, and of the learner
 
 
+@pytest.mark.slow
 def test_a_sender_is_throttled_half_way_the_run_is_retimed_and_replayed_to_the_bit(programs, new_job):
     settings = ("--config.train.steps=400", "--config.sync.rebase=true", "--config.outer.codec=f32,int4")
     job = new_job((*SHORT, *settings))

@@ -193,7 +193,7 @@ def test_shards_of_the_syncer_are_containers_beside_it_with_ports_of_their_own()
 
 
 def test_containers_have_the_memory_that_their_processes_need(programs, tmp_path):
-    size, settings = "2b", {"sync.num_learners": 8, "remote.syncer_shards": 2}
+    size, settings = "2b", {"sync.num_learners": 8, "remote.syncer_shards": 2, "model.num_layers": 2}
     done = programs.run(
         "launch",
         *("--launcher=gke", "--image=image", "--dry_run", f"--output={tmp_path}"),

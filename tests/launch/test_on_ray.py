@@ -127,6 +127,7 @@ def running(*args, **more):
 ONE = ("--config.sync.num_learners=1", "--config.train.min_step_seconds=(0.05,)")
 
 
+@pytest.mark.slow
 def test_a_process_dies_and_comes_back_and_nothing_is_lost(nodes, tmp_path):
     nodes.have(1)
     with running(of_loop(*ONE), tmp_path / "run") as run:

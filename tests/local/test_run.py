@@ -217,6 +217,7 @@ def test_idle_devices_evaluate_where_there_are_any(data_dir):
     assert assembly.mesh_on(jax.devices()[:3]).size == 1, "three do not divide the rows"
 
 
+@pytest.mark.slow
 def test_without_an_idle_device_a_sharded_learner_evaluates_between_its_steps(data_dir):
     assembly = assembly_of(
         experiment(

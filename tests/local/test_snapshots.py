@@ -122,7 +122,8 @@ def test_it_leaves_snapshots_with_higher_numbers(resumed):
 
 
 @pytest.mark.parametrize(
-    ("learners", "mesh"), [(3, {}), pytest.param(1, {"data": 1, "fsdp": 2}, marks=pytest.mark.slow)]
+    ("learners", "mesh"),
+    [pytest.param(*one, marks=pytest.mark.slow) for one in ((3, {}), (1, {"data": 1, "fsdp": 2}))],
 )
 def test_another_number_of_learners_with_another_codec_and_mesh_goes_on(learners, mesh, folder, data_dir):
     """Nor does it wait for those that the run has no longer."""

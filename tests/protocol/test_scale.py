@@ -10,7 +10,7 @@ from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.syncer import SyncerCore
 
-FEW, MANY = 40, 320
+FEW, MANY = 20, 160
 STEPS = 12
 
 

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import threading
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from ddiloco.run import resources
 from ddiloco.run.job import _write_settings, run_job
 from ddiloco.run.recipes import ModelRecipe
 from ddiloco.storage.run_mark import RunMark
-from ddiloco.telemetry import monitor
 from ddiloco.telemetry.files import read_json
 from ddiloco.training.parameters import sampled_parameters
 from ddiloco.virtual.run import VirtualRun
@@ -164,7 +162,7 @@ def test_a_run_whose_documents_have_no_end_says_so(driver, end, data_dir, tmp_pa
     def runner(assembly, record, stop):
         return Outcome(assembly.initial_parameters(), 0, None, finished=True, failure=None)
 
-    with workbench.devices(2), mock.patch.object(monitor, "plot_loss"):
+    with workbench.devices(2):
         summary = run_job(experiment, tmp_path / "run", threading.Event(), runner=runner).summary
     told = f"data.tokenizer_model: {tmp_path / 'tokenizer.json'} has no eos token: no document has an end"
     assert summary["alarms"] == ([] if end else [told])

@@ -3,7 +3,6 @@
 import json
 import math
 import threading
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,6 @@ import ddiloco
 from ddiloco.run.job import run_job
 from ddiloco.settings.experiment import parse
 from ddiloco.storage import checkpoints
-from ddiloco.telemetry import monitor
 from experiments.cli import exit_handling
 from tests.workbench import devices, experiment
 
@@ -27,7 +25,7 @@ HOT = {
 
 
 def run(e, workdir, make_loop=None):
-    with devices(1), mock.patch.object(monitor, "plot_loss"):
+    with devices(1):
         return run_job(e, workdir, threading.Event(), make_loop=make_loop)
 
 

@@ -104,9 +104,10 @@ def test_a_sweep_of_one_point_has_a_table_too():
     assert results.table(measured([{"a": 1}], lambda p: None), []).splitlines()[2] == "| 1    |"
 
 
-@pytest.mark.parametrize("loss", [lambda p: 2.0 / p["seed"], lambda p: None])
-@pytest.mark.parametrize("axis", ["a.x", None])
-@pytest.mark.parametrize("baseline", [None, {"b.rule": "p"}])
+@pytest.mark.parametrize(
+    ("loss", "axis", "baseline"),
+    [(lambda p: 2.0 / p["seed"], "a.x", {"b.rule": "p"}), (lambda p: None, None, None)],
+)
 def test_a_figure_is_drawn_with_an_axis_and_without_with_losses_and_without(loss, axis, baseline, tmp_path):
     points = [{**p, "a.x": p["a.x"] if axis else f"x{p['a.x']}", "seed": 1 + p["seed"]} for p in points_of()]
     sweep = sweeps.Sweep(points, baseline)

@@ -4,7 +4,6 @@ import io
 
 import pytest
 
-from ddiloco.telemetry import monitor as monitor_module
 from ddiloco.telemetry.monitor import Monitor
 from ddiloco.telemetry.records import RunInfo
 
@@ -36,12 +35,6 @@ def terminal(monkeypatch):
 
     monkeypatch.delenv("CI", raising=False)
     return install
-
-
-@pytest.fixture
-def no_figure(monkeypatch):
-    """Leaves `loss.png` out, which takes longer than all the rest."""
-    monkeypatch.setattr(monitor_module, "plot_loss", lambda path, state: None)
 
 
 @pytest.fixture

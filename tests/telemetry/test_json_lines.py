@@ -32,7 +32,7 @@ def test_what_a_line_is_about_goes_with_it_and_not_with_the_next():
     assert [one.get("learner") for one in said(stream)] == [3, None] and "round" not in said(stream)[0]
 
 
-def test_the_lines_of_a_run_say_which_learner_and_which_round(make, no_figure, monkeypatch):
+def test_the_lines_of_a_run_say_which_learner_and_which_round(make, monkeypatch):
     out, err = io.StringIO(), io.StringIO()
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(sys, "stderr", err)

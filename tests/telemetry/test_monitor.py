@@ -18,8 +18,6 @@ from tests.remote.ends import until
 from tests.telemetry.event_files import scalars
 from tests.telemetry.monitor_script import SUMMARY, TRACEBACK, put, scripted, step
 
-pytestmark = pytest.mark.usefixtures("no_figure")
-
 
 def test_a_scripted_run_gives_exactly_its_summary_and_files(make, tmp_path):
     monitor, workdir = make(), tmp_path / "run"

@@ -9,8 +9,6 @@ from ddiloco.telemetry.records import Noted, StateChanged
 from tests.telemetry.event_files import scalars
 from tests.telemetry.monitor_script import SUMMARY, put, scripted, step
 
-pytestmark = pytest.mark.usefixtures("no_figure")
-
 
 @pytest.mark.parametrize(("virtual", "elapsed"), [(True, "virtual 0:10<-"), (False, "0:10<-")])
 def test_the_last_line_of_a_healthy_run_says_that_all_learners_are_alive(

@@ -21,8 +21,6 @@ from ddiloco.telemetry.records import (
 from ddiloco.telemetry.run_files import RunFiles
 from tests.integration.remote_runs import lines
 
-pytestmark = pytest.mark.usefixtures("no_figure")
-
 INFO = RunInfo("decoupled", 2, 1000, 2, 8, 0, {0: 1, 1: 1})
 
 

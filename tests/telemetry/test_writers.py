@@ -71,7 +71,7 @@ def test_a_writer_whose_package_is_missing_is_told_before_anything_begins(monkey
 
 
 @pytest.fixture
-def run(make, no_figure, tmp_path):
+def run(make, tmp_path):
     """Writes some curves through a monitor with this writer, and returns the summary's alarms."""
 
     def run(name):

@@ -34,7 +34,11 @@ def run(mesh, inner=INNER, config=CONFIG):
     ("sizes", "accumulation", "settings"),
     [
         pytest.param({"data": 2, "stage": 2, "tensor": 2}, 1, {"num_layers": 2}, marks=pytest.mark.slow),
-        ({"slice": 2, "data": 1, "stage": 2, "tensor": 2}, 2, {"stage_repeats": 2, "stage_microbatches": 4}),
+        pytest.param(
+            *({"slice": 2, "data": 1, "stage": 2, "tensor": 2}, 2),
+            {"stage_repeats": 2, "stage_microbatches": 4},
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["stage2_tensor2", "stage2_circular_accumulated"],
 )
@@ -48,7 +52,9 @@ def test_stages_agree_with_one_device(sizes, accumulation, settings):
 @pytest.mark.parametrize(
     ("config", "sizes", "accumulation"),
     [
-        (dataclasses.replace(SCANNED, num_kv_heads=2), {"data": 2, "context": 4}, 8),
+        pytest.param(
+            dataclasses.replace(SCANNED, num_kv_heads=2), {"data": 2, "context": 4}, 8, marks=pytest.mark.slow
+        ),
         pytest.param(CONFIG, {"data": 1, "fsdp": 2, "context": 2, "tensor": 2}, 8, marks=pytest.mark.slow),
     ],
 )

@@ -180,9 +180,9 @@ def compiled_update(axes, mesh, **lying):
     [
         pytest.param(AXES, {"data": 1, "fsdp": 8}, {}, marks=pytest.mark.slow),
         (AXES, {"data": 2, "fsdp": 2, "tensor": 2}, {}),
-        (AXES, {"data": 1, "stage": 2, "fsdp": 2, "expert": 2}, {}),
+        pytest.param(AXES, {"data": 1, "stage": 2, "fsdp": 2, "expert": 2}, {}, marks=pytest.mark.slow),
         pytest.param(SIX, {"data": 1, "stage": 2, "fsdp": 4}, {}, marks=pytest.mark.slow),
-        (SIX, {"slice": 2, "data": 1, "fsdp": 4}, {}),
+        pytest.param(SIX, {"slice": 2, "data": 1, "fsdp": 4}, {}, marks=pytest.mark.slow),
         # As parameters lie that have too few heads for `tensor`.
         (KEYS, {"data": 1, "fsdp": 2, "tensor": 4}, {"layers/0:4/k": (None, ("fsdp", "tensor"), None, None)}),
     ],

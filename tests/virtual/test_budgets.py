@@ -52,8 +52,8 @@ def test_a_token_budget_is_met_within_a_few_percent(algorithm, made, tmp_path):
     ("learners", "values"),
     [
         (2, FAILURES),
-        (4, SCAVENGING),
-        (3, {"step_variation": 0.3, "latency": (0.2,), "loss": (0.05,)}),
+        pytest.param(4, SCAVENGING, marks=pytest.mark.slow),
+        pytest.param(3, {"step_variation": 0.3, "latency": (0.2,), "loss": (0.05,)}, marks=pytest.mark.slow),
     ],
     ids=["failures", "spare capacity", "noise"],
 )

@@ -31,7 +31,12 @@ def differing(ours, theirs):
 
 @pytest.mark.parametrize(
     ("codec", "feedback", "rebase"),
-    [("f32", False, True), ("f32", False, False), ("int8", True, True), ("int4", False, False)],
+    [
+        ("f32", False, False),
+        ("int8", True, True),
+        pytest.param("f32", False, True, marks=pytest.mark.slow),
+        pytest.param("int4", False, False, marks=pytest.mark.slow),
+    ],
 )
 def test_what_follows_on_a_checkpoint_is_what_followed_on_the_state(
     codec, feedback, rebase, data_dir, tmp_path, one_device

@@ -81,7 +81,7 @@ def test_at_mixing_0_nothing_survives_of_an_own_value_not_even_nan(transfer, sha
 @pytest.mark.parametrize(
     ("mesh_name", "codec"),
     [
-        ("stages over eight", "int8"),
+        pytest.param("stages over eight", "int8", marks=pytest.mark.slow),
         pytest.param("one device", "f32", marks=pytest.mark.slow),
         pytest.param("fsdp and tensor over eight", "int8", marks=pytest.mark.slow),
     ],
@@ -130,7 +130,7 @@ def test_an_offer_is_a_copy_that_survives_what_donates_its_source(transfer, shar
     assert any(leaf.is_deleted() for leaf in params.values())
 
 
-@pytest.mark.parametrize("rebase", [False, True])
+@pytest.mark.parametrize("rebase", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_fragment_has_one_program_to_be_offered_and_one_to_be_updated(rebase, shardings):
     compiled = []
     jax.monitoring.register_event_duration_secs_listener(
@@ -197,7 +197,7 @@ def on_the_host(offer):
     [
         ("fsdp and tensor over eight", "int4"),
         ("one device", "bf16"),
-        ("stages over eight", "sign"),
+        pytest.param("stages over eight", "sign", marks=pytest.mark.slow),
     ],
 )
 def test_an_offer_is_encoded_alike_on_one_device_and_on_many(mesh_name, codec):
@@ -417,7 +417,7 @@ def test_a_learner_that_begins_anew_has_nothing_left_to_send(codec, died):
 
 @pytest.mark.parametrize(
     ("name", "error_feedback"),
-    [("f32", False), ("int4", False), ("int4", True), ("sign", True)],
+    [("f32", False), ("int4", False), ("int4", True), pytest.param("sign", True, marks=pytest.mark.slow)],
 )
 def test_with_rebase_a_learner_keeps_what_an_update_does_not_contain(name, error_feedback):
     learner = Learner(name, error_feedback, rebase=True)

@@ -42,6 +42,7 @@ def test_what_is_measured_of_the_last_seconds_is_how_the_fleet_is_now(experiment
     assert meter.measured(fleet, sizes).learners == [0]
 
 
+@pytest.mark.slow
 def test_over_wide_links_the_interval_becomes_short_once_and_stays(experiment):
     still, found = (
         run(experiment, FLEETS["wide links"], experiment.sync, adapts, half=150) for adapts in (False, True)

@@ -266,7 +266,8 @@ def test_what_is_offered_is_on_the_tape_before_the_syncer_can_have_it(data_dir, 
     assert seen
 
 
-@pytest.mark.parametrize("codec", [pytest.param("f32", marks=pytest.mark.slow), "int4"])
+@pytest.mark.slow
+@pytest.mark.parametrize("codec", ["f32", "int4"])
 def test_a_run_whose_learners_wait_and_of_whose_offers_all_are_left_out_comes_to_its_parameters_again(
     codec, data_dir, tmp_path, monkeypatch
 ):

@@ -16,8 +16,8 @@ from tests.long import times
 from tests.studies.replay.signed_logs import Forger, Parties, honest_log, small_plan
 
 HONEST = times(12, 1000)
-FORGERIES = times(130, 10_000)
-EACH = 40  # of one log
+FORGERIES = times(60, 10_000)
+EACH = 20  # of one log
 NAMED = re.compile(r"(round|version|byte|process|entry) \d+|no log of|does not begin|goes on from")
 
 

@@ -76,6 +76,7 @@ def test_fewer_places_than_parameters_are_told():
         fit(LAWS["floor"], table_of(*places))
 
 
+@pytest.mark.slow
 def test_a_bootstrap_over_many_seeds_holds_the_truth_and_narrows_with_the_noise():
     widths = []
     for noise in (0.02, 0.002):

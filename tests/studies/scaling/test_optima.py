@@ -70,6 +70,7 @@ def test_no_more_values_than_parameters_make_no_law():
         optima.fit_optima(best_of({(n, 0): 3.0 * n**-0.3 for n in SIZES[:2]}))
 
 
+@pytest.mark.slow
 def test_intervals_of_a_law_of_best_values_hold_the_truth():
     losses = bowls(noise=0.002, seeds=5, rng=np.random.default_rng(4))
     kept = optima.find(losses, "inner_rate").dropna(subset="value")

@@ -176,7 +176,7 @@ def with_two_hosts(patch):
 
 
 @pytest.mark.parametrize("first", [0, pytest.param(29, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("hosts", [1, 2])
+@pytest.mark.parametrize("hosts", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_what_is_merged_of_a_learner_is_what_its_steps_have_added(first, hosts, monkeypatch):
     """With crashes, returns from checkpoints, older disks and shards; `ledger.py` has the rules."""
     monkeypatch.setattr(conditions, "IntegerLearner", ShippedLearner)

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import jax
+import jaxlib.xla_client
 import numpy as np
 from numpy.typing import DTypeLike
 
 ALIGNMENT = 64  # bytes; XLA copies host arrays that begin elsewhere
+
+
+@functools.cache
+def host_device() -> jax.Device:
+    """The CPU device on which programs over fragments in host memory run, with threads of its own.
+
+    A program on a device of JAX's own CPU backend waits in one queue with the steps of learners in this
+    process; here it runs on the thread that calls it.
+    """
+    return jaxlib.xla_client.make_cpu_client(asynchronous=False, num_devices=1).devices()[0]
 
 
 def owned(array: np.ndarray, device: jax.Device) -> jax.Array:

@@ -109,8 +109,13 @@ def round_of(
     config = OuterConfig(merge=rule, optimizer="nesterov", guard=guard)
     model = GlobalModel(layout, {name: theta}, config, len(sent))
     model.compile()
-    contributions, counts = [(array,) for array in sent], [(24, 24_000)] * len(sent)
-    return lambda: model.merge(0, contributions, counts, range(len(sent)))
+    counts = [(24, 24_000)] * len(sent)
+
+    def merge() -> None:
+        offers = [model.read(0, (array,)) for array in sent]
+        model.merge(0, offers, counts, range(len(sent)))
+
+    return merge
 
 
 def run_guard(quick: bool = False) -> list[dict]:

@@ -56,8 +56,8 @@ MUTANTS = (
     ),
     Mutant(
         "codecs: the sign of few bits is lost",
-        "codes = (_unpacked(packed, bits) << (8 - bits)).astype(jnp.int8) >> (8 - bits)",
-        "codes = _unpacked(packed, bits).astype(jnp.int8)",
+        "return jax.lax.bitcast_convert_type(high, jnp.int8)",
+        "return high",
         CODECS,
     ),
     Mutant(

@@ -80,8 +80,8 @@ MUTANTS = (
     ),
     Mutant(
         "global model: values whose squares overflow are let in",
-        "            if not math.isfinite(square):",
-        "            if math.isnan(square):",
+        "            if not math.isfinite(norm):",
+        "            if math.isnan(norm):",
         ("outer/test_global_model.py",),
     ),
     Mutant(

@@ -230,7 +230,7 @@ def _stepping(
     def values(codec: str, arrays: tuple[jax.Array, ...]) -> jax.Array:
         # With the barrier every pass decodes anew: XLA stores what several passes share.
         arrays = jax.lax.optimization_barrier(arrays)
-        # In the codec's own shape twice as fast; only there are all vectors of one shape if codecs differ.
+        # In the codec's own shape, which is twice as fast; in the tensor's where codecs and so shapes differ.
         if alike:
             return CODECS[codec].values(arrays, math.prod(shape))
         return CODECS[codec].decode(arrays, shape)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import Any
 
 import jax
 import jaxlib.xla_client
@@ -20,7 +21,9 @@ def host_device() -> jax.Device:
     A program on a device of JAX's own CPU backend waits in one queue with the steps of learners in this
     process; here it runs on the thread that calls it.
     """
-    return jaxlib.xla_client.make_cpu_client(asynchronous=False, num_devices=1).devices()[0]
+    client: Any = jaxlib.xla_client.make_cpu_client(asynchronous=False, num_devices=1)
+    device: jax.Device = client.devices()[0]
+    return device
 
 
 def owned(array: np.ndarray, device: jax.Device) -> jax.Array:

@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from typing import Any
 
 import jax
-import jaxlib.xla_client
 import numpy as np
 from numpy.typing import DTypeLike
 
 ALIGNMENT = 64  # bytes; XLA copies host arrays that begin elsewhere
 
 
-@functools.cache
 def host_device() -> jax.Device:
-    """The CPU device on which programs over fragments in host memory run, with threads of its own.
-
-    A program on a device of JAX's own CPU backend waits in one queue with the steps of learners in this
-    process; here it runs on the thread that calls it.
-    """
-    client: Any = jaxlib.xla_client.make_cpu_client(asynchronous=False, num_devices=1)
-    device: jax.Device = client.devices()[0]
-    return device
+    """The CPU device of programs over fragments in host memory, whatever the default backend."""
+    return jax.local_devices(backend="cpu")[0]
 
 
 def owned(array: np.ndarray, device: jax.Device) -> jax.Array:

@@ -11,6 +11,11 @@ from numpy.typing import DTypeLike
 ALIGNMENT = 64  # bytes; XLA copies host arrays that begin elsewhere
 
 
+def host_device() -> jax.Device:
+    """The CPU device of programs over fragments in host memory, whatever the default backend."""
+    return jax.local_devices(backend="cpu")[0]
+
+
 def owned(array: np.ndarray, device: jax.Device) -> jax.Array:
     """A copy in memory of XLA's own, which a program may be given to write over; compiles nothing."""
     # XLA copies unaligned memory; it keeps aligned memory, even if asked to copy.

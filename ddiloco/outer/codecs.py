@@ -46,7 +46,8 @@ class Codec:
 
     Attributes:
       encode: x, float32 of any shape -> the arrays that travel.
-      decode: (those arrays, the shape of x) -> y, float32.
+      values: (those arrays, the elements of x) -> y, float32, in a shape that suits the codec; in row-major
+        order zeros follow the elements.
       group: consecutive elements that share L; the last group of an array may be shorter. 1: no sharing.
       relative_error: the share of L in the bound.
       absolute_error: the bound where L is close to zero.
@@ -66,15 +67,24 @@ class Codec:
     """
 
     encode: Callable[[jax.Array], tuple[jax.Array, ...]]
-    decode: Callable[[Sequence[jax.Array], Shape], jax.Array]
+    values: Callable[[Sequence[jax.Array], int], jax.Array]
     group: int = 1
     relative_error: float = 0.0
     absolute_error: float = 0.0
     exact: bool = False
 
+    def decode(self, arrays: Sequence[jax.Array], shape: Shape) -> jax.Array:
+        """What `encode` made the arrays of, but for its error: y, of the shape of x."""
+        return shaped(self.values(arrays, math.prod(shape)), shape)
+
     def formats(self, shape: Shape) -> tuple[ArrayFormat, ...]:
         """Shapes and dtypes of what `encode` makes of an array of this shape."""
         return _formats(self.encode, shape)
+
+
+def shaped(values: jax.Array, shape: Shape) -> jax.Array:
+    """`Codec.values` in the shape of x."""
+    return values.reshape(-1)[: math.prod(shape)].reshape(shape)
 
 
 @functools.cache
@@ -89,9 +99,9 @@ def _bf16_encode(x: jax.Array) -> tuple[jax.Array, ...]:
     return (jax.lax.bitcast_convert_type(rounded.astype(jnp.bfloat16), jnp.uint16),)
 
 
-def _bf16_decode(arrays: Sequence[jax.Array], shape: Shape) -> jax.Array:
+def _bf16_values(arrays: Sequence[jax.Array], size: int) -> jax.Array:
     (bits,) = arrays
-    return jax.lax.bitcast_convert_type(bits, jnp.bfloat16).astype(jnp.float32).reshape(shape)
+    return jax.lax.bitcast_convert_type(bits, jnp.bfloat16).astype(jnp.float32)
 
 
 def _quantised(x: jax.Array, largest_code: int, powers: bool) -> tuple[jax.Array, jax.Array]:
@@ -114,11 +124,6 @@ def _quantised(x: jax.Array, largest_code: int, powers: bool) -> tuple[jax.Array
     return jnp.where(finite, scales, jnp.nan), codes.astype(jnp.int8)
 
 
-def _scaled(scales: jax.Array, codes: jax.Array, shape: Shape) -> jax.Array:
-    values = codes.astype(jnp.float32) * scales[:, None]
-    return values.reshape(-1)[: math.prod(shape)].reshape(shape)
-
-
 def _packed(codes: jax.Array, bits: int, size: int) -> jax.Array:
     """Bytes with the lowest `bits` of each code (groups, GROUP), of which the first `size` count.
 
@@ -133,10 +138,25 @@ def _packed(codes: jax.Array, bits: int, size: int) -> jax.Array:
 
 
 def _unpacked(packed: jax.Array, bits: int) -> jax.Array:
-    """What `_packed` has of each code, (groups, GROUP) uint8."""
+    """What `_packed` has of each code, in its highest bits: (groups, codes of a byte, bytes of a row) int8.
+
+    In this shape a program that adds up decoded arrays reads bytes where they are and stores no codes.
+    """
     row = GROUP * bits // 8
-    rows = jnp.pad(packed, (0, -packed.size % row)).reshape(-1, row)
-    return jnp.concatenate([(rows >> (bits * i)) & (2**bits - 1) for i in range(8 // bits)], axis=1)
+    rows = jnp.pad(packed, (0, -packed.size % row)).reshape(-1, 1, row)
+    shifts = np.arange(8 - bits, -1, -bits, dtype=np.uint8)[:, None]
+    high = (rows << shifts) & np.uint8(256 - 2 ** (8 - bits))
+    # Not `astype`: XLA for CPU takes uint8 to int8 to float32 for uint8 to float32 in some programs.
+    return jax.lax.bitcast_convert_type(high, jnp.int8)
+
+
+def _scaled(scales: jax.Array, codes: jax.Array, size: int) -> jax.Array:
+    """Codes in the shape of `_unpacked` times their group's scale, zeros where `_packed` has no element."""
+    if size % GROUP:  # what a sender has put there counts for nothing
+        within = np.arange(GROUP).reshape(codes.shape[1:]) < size % GROUP
+        whole = jnp.arange(len(codes)) < size // GROUP
+        codes = jnp.where(whole[:, None, None] | within, codes, 0)
+    return codes.astype(jnp.float32) * scales[:, None, None]
 
 
 def _integers_encode(x: jax.Array, bits: int, powers: bool) -> tuple[jax.Array, ...]:
@@ -144,11 +164,10 @@ def _integers_encode(x: jax.Array, bits: int, powers: bool) -> tuple[jax.Array, 
     return scales, _packed(codes, bits, x.size)
 
 
-def _integers_decode(arrays: Sequence[jax.Array], shape: Shape, bits: int) -> jax.Array:
+def _integers_values(arrays: Sequence[jax.Array], size: int, bits: int) -> jax.Array:
     scales, packed = arrays
-    # To the left as unsigned and back as signed, so that the highest bit of a code is its sign.
-    codes = (_unpacked(packed, bits) << (8 - bits)).astype(jnp.int8) >> (8 - bits)
-    return _scaled(scales, codes, shape)
+    # Exact: SMALLEST_SCALE leaves room for six powers of two.
+    return _scaled(scales * 2.0 ** (bits - 8), _unpacked(packed, bits), size)
 
 
 def _signs_encode(x: jax.Array) -> tuple[jax.Array, ...]:
@@ -165,9 +184,9 @@ def _signs_encode(x: jax.Array) -> tuple[jax.Array, ...]:
     return scales, _packed(groups < 0, 1, x.size)
 
 
-def _signs_decode(arrays: Sequence[jax.Array], shape: Shape) -> jax.Array:
+def _signs_values(arrays: Sequence[jax.Array], size: int) -> jax.Array:
     scales, packed = arrays
-    return _scaled(scales, 1 - 2 * _unpacked(packed, 1).astype(jnp.int8), shape)
+    return _scaled(scales, 1 + 2 * (_unpacked(packed, 1) >> 7), size)
 
 
 # Beside half a scale, codes lose what float32 loses in dividing by the scale and multiplying again.
@@ -178,18 +197,18 @@ def _integers(bits: int, powers: bool = False) -> Codec:
     """Each element as a multiple of its group's scale, in so many bits; `powers` as in `_quantised`."""
     largest = 2 ** (bits - 1) - 1
     encode = functools.partial(_integers_encode, bits=bits, powers=powers)
-    decode = functools.partial(_integers_decode, bits=bits)
+    values = functools.partial(_integers_values, bits=bits)
     relative = 1 / largest if powers else 0.5 / largest + _FLOAT32_SHARE
-    return Codec(encode, decode, GROUP, relative, largest * SMALLEST_SCALE)
+    return Codec(encode, values, GROUP, relative, largest * SMALLEST_SCALE)
 
 
 CODECS: dict[str, Codec] = {
-    "f32": Codec(lambda x: (x,), lambda arrays, shape: arrays[0], exact=True),
-    "bf16": Codec(_bf16_encode, _bf16_decode, relative_error=2.0**-8, absolute_error=2.0**-126),
+    "f32": Codec(lambda x: (x,), lambda arrays, size: arrays[0], exact=True),
+    "bf16": Codec(_bf16_encode, _bf16_values, relative_error=2.0**-8, absolute_error=2.0**-126),
     "int8": _integers(8),
     "int4": _integers(4),
     "int2": _integers(2),
-    "sign": Codec(_signs_encode, _signs_decode, GROUP, 1.0 + _FLOAT32_SHARE, 2.0**-126),
+    "sign": Codec(_signs_encode, _signs_values, GROUP, 1.0 + _FLOAT32_SHARE, 2.0**-126),
 }
 
 

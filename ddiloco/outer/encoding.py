@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from ddiloco.arrays.host_memory import aligned
+from ddiloco.arrays.host_memory import aligned, host_device
 from ddiloco.arrays.sharded_rows import Parts, mesh_axes, spec_of, ways
 from ddiloco.outer.codecs import CODECS, UPDATE_CODECS, ArrayFormat, Codec, Shape
 from ddiloco.outer.fragments import FragmentLayout
@@ -124,56 +124,58 @@ def differences(codec: Codec, arrays: Arrays, shapes: Sequence[Shape]) -> tuple[
     return tuple(codec.decode([next(left) for _ in codec.formats(shape)], shape) for shape in shapes)
 
 
+def check_format(layout: FragmentLayout, p: int, codec: str, arrays: Sequence[np.ndarray]) -> None:
+    """Raises InvalidContribution if arrays, which may be anything, are not those of `wire_format`."""
+    expected = wire_format(layout, p, codec)
+    if len(arrays) != len(expected):
+        raise InvalidContribution(
+            f"fragment {p} in {codec} has {len(expected)} arrays, but {len(arrays)} came"
+        )
+    for i, (array, (shape, dtype)) in enumerate(zip(arrays, expected, strict=True)):
+        if array.dtype != dtype or tuple(array.shape) != shape:
+            raise InvalidContribution(
+                f"array {i} of fragment {p} in {codec} is {array.dtype}{list(array.shape)}, "
+                f"but must be {dtype}{list(shape)}"
+            )
+
+
 class FragmentDecoder:
-    """Decodes what learners sent, on the CPU; for any number of threads at a time once compiled."""
+    """Applies encoded differences, on the CPU; for any number of threads at a time once compiled."""
 
     def __init__(self, layout: FragmentLayout, codec: str) -> None:
         """Compiles nothing yet."""
         self._layout = layout
         self._name, self._codec = codec, CODECS[codec]
-        self._device = jax.local_devices(backend="cpu")[0]
         self._reading = functools.cache(self._compiled)
 
     def compile(self, fragments: Sequence[int] | None = None) -> None:
         """Compiles for these fragments, None: for all, so that no round waits for it."""
         if not self._codec.exact:
             for p in range(self._layout.num_fragments) if fragments is None else fragments:
-                self._reading(self._layout.piece_shapes(p), False)
+                self._reading(self._layout.piece_shapes(p))
 
-    def __call__(
-        self, p: int, arrays: Sequence[np.ndarray], anchor: Sequence[np.ndarray] = ()
-    ) -> Sequence[Any]:
+    def __call__(self, p: int, arrays: Sequence[np.ndarray], anchor: Sequence[np.ndarray]) -> Sequence[Any]:
         """The pieces, float32, whose values are still to be validated; with f32 they are the arrays.
 
-        They have the codec's error, and with an anchor float32's own, at most 2^-24 of the parameter.
+        They have the codec's error, and float32's own, at most 2^-24 of the parameter.
 
         Args:
           arrays: what came, which may be anything.
-          anchor: what the difference is taken from, float32; (): the difference itself is wanted.
+          anchor: what the difference is taken from, float32.
 
         Raises:
           InvalidContribution: the arrays are not those of `wire_format`; raised before decoding takes memory.
         """
-        expected = wire_format(self._layout, p, self._name)
-        if len(arrays) != len(expected):
-            raise InvalidContribution(
-                f"fragment {p} in {self._name} has {len(expected)} arrays, but {len(arrays)} came"
-            )
-        for i, (array, (shape, dtype)) in enumerate(zip(arrays, expected, strict=True)):
-            if array.dtype != dtype or tuple(array.shape) != shape:
-                raise InvalidContribution(
-                    f"array {i} of fragment {p} in {self._name} is {array.dtype}{list(array.shape)}, "
-                    f"but must be {dtype}{list(shape)}"
-                )
+        check_format(self._layout, p, self._name, arrays)
         if self._codec.exact:
             return arrays
         given = [tuple(aligned(np.asarray(x)) for x in group) for group in (arrays, anchor)]
-        pieces = self._reading(self._layout.piece_shapes(p), bool(anchor))(*given)
+        pieces = self._reading(self._layout.piece_shapes(p))(*given)
         return tuple(np.asarray(piece) for piece in pieces)
 
-    def _compiled(self, shapes: tuple[Shape, ...], anchored: bool) -> jax.stages.Compiled:
-        pieces, arrays = described(self._codec, shapes, self._device)
-        return _read.lower(self._codec, shapes, arrays, pieces if anchored else ()).compile()
+    def _compiled(self, shapes: tuple[Shape, ...]) -> jax.stages.Compiled:
+        pieces, arrays = described(self._codec, shapes, host_device())
+        return _read.lower(self._codec, shapes, arrays, pieces).compile()
 
 
 def described(
@@ -193,7 +195,7 @@ def described(
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _read(codec: Codec, shapes: tuple[Shape, ...], arrays: Arrays, anchor: Arrays) -> tuple[jax.Array, ...]:
     steps = differences(codec, arrays, shapes)
-    return tuple(origin - step for origin, step in zip(anchor, steps, strict=True)) if anchor else steps
+    return tuple(origin - step for origin, step in zip(anchor, steps, strict=True))
 
 
 class Difference(NamedTuple):
@@ -237,7 +239,7 @@ class DifferenceEncoder:
         return Difference(tuple(map(np.asarray, arrays)), pieces, left)
 
     def _compiled(self, shapes: tuple[Shape, ...]) -> tuple[jax.stages.Compiled, jax.stages.Compiled]:
-        pieces, arrays = described(self._codec, shapes, jax.local_devices(backend="cpu")[0])
+        pieces, arrays = described(self._codec, shapes, host_device())
         return (
             _encode_difference.lower(self._codec, pieces, pieces, pieces).compile(),
             _read_difference.lower(self._codec, pieces, arrays, pieces, pieces).compile(),

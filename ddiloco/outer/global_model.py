@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from ddiloco.arrays.host_memory import aligned, owned
-from ddiloco.outer.encoding import FragmentDecoder, InvalidContribution
+from ddiloco.arrays.host_memory import host_device, owned
+from ddiloco.outer.encoding import InvalidContribution, check_format
 from ddiloco.outer.fragments import FragmentLayout, assemble, take
-from ddiloco.outer.guards import Guard, Notice, Verdict, offered, sampled_cosines
+from ddiloco.outer.guards import Guard, Notice, Verdict, offered, sample_counts, sample_lines, sampled_cosines
 from ddiloco.outer.merging import contribution_weight
+from ddiloco.outer.offers import MeasuredOffer, OfferSampler
 from ddiloco.outer.optimizer import OuterConfig
 from ddiloco.outer.outer_step import OuterStep
 
@@ -48,8 +49,8 @@ _DIFFER = "parameters are not those of the layout; the first to differ is "
 class GlobalModel:
     """P fragments of float32 host arrays. A merge makes new arrays and never writes into those it returned.
 
-    For one thread at a time; only `decode` and `validate` may be called from any thread, and `state` of a
-    fragment that is not being merged. Beside Theta and the
+    For one thread at a time; only `read` may be called from any thread, and `state` of a fragment that is not
+    being merged. Beside Theta and the
     optimizer's state it keeps the previous version of each fragment: the next merge writes into that memory,
     unless it is still being read, since allocating new memory would take as long as the merge.
 
@@ -63,10 +64,8 @@ class GlobalModel:
       >>> from ddiloco.outer.fragments import fragment
       >>> config = OuterConfig(merge="direct", optimizer="direct")
       >>> model = GlobalModel(fragment({"a": (2,)}, 1), {"a": np.float32([0, 0])}, config, num_learners=2)
-      >>> learners = [(np.float32([1, 0]),), (np.float32([0, 4]),)]
-      >>> for pieces in learners:
-      ...     model.validate(0, pieces)
-      >>> new = model.merge(0, learners, counts=[(10, 300), (10, 100)])  # (steps, tokens)
+      >>> offers = [model.read(0, (theta,)) for theta in np.float32([[1, 0], [0, 4]])]
+      >>> new = model.merge(0, offers, counts=[(10, 300), (10, 100)])  # (steps, tokens)
       >>> print(new.pieces[0], model.fragment(0)[0])
       [0.9 0.4] 1
     """
@@ -91,42 +90,50 @@ class GlobalModel:
             raise ValueError(_DIFFER + wrong[0])
         self.layout = layout
         self.fragments = tuple(range(layout.num_fragments) if fragments is None else fragments)
-        self._codec_of = config.codec_of
-        self._decoders = {codec: FragmentDecoder(layout, codec) for codec in config.codecs}
+        self._codec_of, self._codecs = config.codec_of, config.codecs
         of_parameters = config.all_exact and not rebase
         self._step = OuterStep(layout, config, num_learners, of_parameters)
         self._of_parameters = of_parameters
         self._guarding, self._step_tokens = config.guard, step_tokens
         self.guard = self.new_guard()
-        self._device = jax.local_devices(backend="cpu")[0]
+        self._device = host_device()
         self._pieces = {p: self._owned(self._taken(p, parameters)) for p in self.fragments}
         self._states = {p: self._step.init(pieces) for p, pieces in self._pieces.items()}
         self._versions = dict.fromkeys(self.fragments, 0)
         self._retired: dict[int, tuple[jax.Array, ...] | None] = dict.fromkeys(self.fragments)
 
     def compile(self) -> None:
-        """Compiles decoders and merges of its fragments, so that no round waits for it."""
-        for decoder in self._decoders.values():
-            decoder.compile(self.fragments)
+        """Compiles what its fragments' rounds run, so that none waits for it."""
         for p in self.fragments:
             self._step.compile(p)
+            for codec in self._codecs if self.guard is not None else ():
+                self._sampler(p).compile(codec)
 
     def fragment(self, p: int) -> tuple[int, tuple[np.ndarray, ...]]:
         """Version and pieces of fragment p, read-only; later merges do not change them."""
         return self._versions[p], tuple(np.asarray(piece) for piece in self._pieces[p])
 
-    def decode(self, p: int, arrays: Sequence[np.ndarray], learner: int) -> Sequence[np.ndarray]:
-        """What the learner sent of fragment p, as `merge` takes it; values are still to be validated.
+    def read(self, p: int, arrays: Sequence[np.ndarray], learner: int = 0) -> MeasuredOffer:
+        """What the learner sent of fragment p, which may be anything, for `merge`; it is kept encoded.
 
         Raises:
-          InvalidContribution: the arrays are not those of its codec.
+          InvalidContribution: the arrays are not those of its codec, or values of them are not finite or have
+            squares that are not.
         """
-        return self._decoders[self._codec_of(learner)](p, arrays)
+        codec = self._codec_of(learner)
+        check_format(self.layout, p, codec, arrays)
+        pieces = self._pieces[p]
+        # Views, so that no merge writes over them meanwhile.
+        offer = self._step.measure(p, tuple(map(np.asarray, pieces)), arrays, codec)
+        for piece, norm in zip(self.layout.fragments[p], offer.norms, strict=True):
+            if not math.isfinite(norm):
+                raise InvalidContribution(f"{piece.name} holds values that are not finite or beyond 1e19")
+        return offer._replace(anchor=pieces if self._of_parameters else None)
 
     def merge(
         self,
         p: int,
-        contributions: Sequence[Sequence[np.ndarray]],
+        offers: Sequence[MeasuredOffer],
         counts: Sequence[tuple[int, int]],
         learners: Sequence[int] = (),
         interval: int | None = None,
@@ -135,31 +142,28 @@ class GlobalModel:
 
         If all weights are zero, or all are left out, no version is made and the optimizer does not step. The
         same holds where the outer step would make values that are not finite; then the fragment's outer
-        optimizer also starts afresh. Of no contributions at all, the next version is the last one once more.
+        optimizer also starts afresh. Of no offers at all, the next version is the last one once more.
 
         Args:
-          contributions: of each learner in the merge, checked by `validate`: theta_{m,p} where all send in
-            the codec f32 and do not rebase, else its outer gradient.
+          offers: of each learner in the merge, as `read` gave them: theta_{m,p} where all send in the codec
+            f32 and do not rebase, else its outer gradient.
           counts: (c_steps, c_tokens) of each.
           learners: their numbers, by which the guard knows them; (): the guard is not asked.
           interval: steps beyond it add no weight (`contribution_weight`); None: all do.
         """
-        if not contributions:
+        if not offers:
             self._versions[p] += 1
             return NextVersion(self.fragment(p)[1], {})
         weights = [contribution_weight(steps, tokens, interval) for steps, tokens in counts]
         left_out: list[int] = []
         notices: tuple[Notice, ...] = ()
-        contributions = [tuple(map(aligned, pieces)) for pieces in contributions]  # for the reads to come
-        norms = self._step.norms(p, self._pieces[p], contributions)
+        offers = [self._measured_now(p, offer) for offer in offers]
         if learners and self.guard is not None:
-            refused, notices = self._judge(self.guard, p, contributions, counts, learners, norms)
+            refused, notices = self._judge(self.guard, p, offers, counts, learners)
             left_out = [m for m in learners if m in refused]
             weights = [0.0 if m in refused else w for m, w in zip(learners, weights, strict=True)]
         if any(weights):
-            step = self._step(
-                p, self._pieces[p], self._states[p], contributions, weights, self._retired[p], norms
-            )
+            step = self._step(p, self._pieces[p], self._states[p], offers, weights, self._retired[p])
             if step.finite:
                 self._retired[p], self._pieces[p] = self._pieces[p], step.pieces
                 self._states[p] = step.opt_state
@@ -170,38 +174,39 @@ class GlobalModel:
             notices += tuple(Notice("left_out", m, "the outer step was not finite") for m in learners)
         return NextVersion(self.fragment(p)[1], {}, tuple(learners), notices, empty=True)
 
+    def _measured_now(self, p: int, offer: MeasuredOffer) -> MeasuredOffer:
+        """The offer with its norms from Theta_p as it is now."""
+        pieces = self._pieces[p]
+        if not self._of_parameters or offer.anchor is pieces:
+            return offer
+        return self._step.measure(p, pieces, offer.arrays, offer.codec)
+
     def _judge(
         self,
         guard: Guard,
         p: int,
-        contributions: Sequence[Sequence[np.ndarray]],
+        offers: Sequence[MeasuredOffer],
         counts: Sequence[tuple[int, int]],
         learners: Sequence[int],
-        norms: np.ndarray,
     ) -> Verdict:
-        anchor, count = self.fragment(p)[1], len(learners)
-        origin = anchor if self._of_parameters else None
-        cosines = sampled_cosines(contributions, norms[:, :count], origin)
-        sizes = [piece.size for piece in anchor]
-        offers = offered(learners, counts, norms[:, :count], sizes, cosines)
-        return guard.judge(p, offers, lambda: math.sqrt(sum(float(np.vdot(x, x)) for x in anchor)))
+        anchor, sizes = self.fragment(p)[1], self._sizes(p)
+        norms = np.stack([offer.norms for offer in offers], axis=1)
+        lines, sampler = sample_lines(sizes, norms), self._sampler(p)
+        sampled = np.stack([sampler(offer.codec, offer.arrays, lines) for offer in offers])
+        if self._of_parameters:
+            sampled = sampler("f32", anchor, lines) - sampled
+        found = offered(learners, counts, norms, sizes, sampled_cosines(sampled))
+        return guard.judge(p, found, lambda: math.sqrt(sum(float(np.vdot(x, x)) for x in anchor)))
+
+    def _sizes(self, p: int) -> list[int]:
+        return [math.prod(shape) for shape in self.layout.piece_shapes(p)]
+
+    def _sampler(self, p: int) -> OfferSampler:
+        return OfferSampler(self.layout.piece_shapes(p), sample_counts(self._sizes(p)))
 
     def new_guard(self) -> Guard | None:
         """A guard without history, as every process of the syncer starts with."""
         return Guard(self._guarding, self._step_tokens) if self._guarding.gates else None
-
-    def validate(self, p: int, pieces: Sequence[np.ndarray]) -> None:
-        """Checks the values that `decode` gave for fragment p, reading them once.
-
-        Raises:
-          InvalidContribution: some are not finite or have squares that are not.
-        """
-        for piece, array in zip(self.layout.fragments[p], pieces, strict=True):
-            flat = np.asarray(array).ravel()
-            with np.errstate(over="ignore", invalid="ignore"):
-                square = float(np.dot(flat, flat))
-            if not math.isfinite(square):
-                raise InvalidContribution(f"{piece.name} holds values that are not finite or beyond 1e19")
 
     def parameters(self) -> dict[str, np.ndarray]:
         """All tensors by name, put together; later merges do not change them."""

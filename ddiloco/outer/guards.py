@@ -340,7 +340,7 @@ def offered(
     """
     exact = np.asarray(norms, np.float64)
     lengths = np.sqrt(np.square(exact).sum(0))
-    peaks = (exact / np.sqrt(np.asarray(sizes, np.float64))[:, None]).max(0)
+    peaks = (exact / np.sqrt(np.maximum(sizes, 1))[:, None]).max(0)
     found = []
     for i, learner in enumerate(learners):
         others = np.delete(cosines[i], i)
@@ -389,51 +389,37 @@ def _log(value: float) -> float:
 
 
 SAMPLE = 1 << 13  # elements of a fragment on which cosines are measured
-_LINE = 128  # neighbours that are read together, since each line that is touched may cost a page
+LINE = 128  # neighbours that are read together, since each line that is touched may cost a page
 
 
-def sampled_cosines(
-    contributions: Sequence[Sequence[np.ndarray]],
-    norms: np.ndarray,
-    anchor: Sequence[np.ndarray] | None = None,
-) -> np.ndarray:
-    """Cosines between outer gradients on a sample of their elements.
+def sample_counts(sizes: Sequence[int]) -> list[int | None]:
+    """How many lines of each piece of so many elements are in a sample; None: the whole piece."""
+    total = sum(sizes)
+    return [
+        None if total <= SAMPLE or size < LINE else max(1, SAMPLE * size // (total * LINE)) for size in sizes
+    ]
 
-    Which elements depends on the bits of all norms. So it is the same in a replay, but no learner can know
-    it in time to behave well there alone, since it does not know the others' norms.
+
+def sample_lines(sizes: Sequence[int], norms: np.ndarray) -> list[np.ndarray | None]:
+    """Which lines of each piece are in the sample of a round; None: the whole piece.
+
+    This depends on the bits of all norms. So it is the same in a replay, but no learner can know it in time
+    to behave well there alone, since it does not know the others' norms.
 
     Args:
-      contributions: the outer gradients of M learners, piece by piece.
-      norms: (pieces, M) of these, float32.
-      anchor: Theta_p before the round, where contributions are theta_{m,p} instead.
-
-    Returns:
-      (M, M) cosines, NaN where an outer gradient is zero on the sample.
+      sizes: elements of each piece.
+      norms: (pieces, M) of the outer gradients, float32.
     """
-    total = sum(piece.size for piece in contributions[0])
     seed = hashlib.sha256(np.asarray(norms, np.float32).tobytes()).digest()
     rng = np.random.default_rng(int.from_bytes(seed[:8], "little"))
-    lines = [_lines(piece.size, total, rng) for piece in contributions[0]]
-    deltas = np.stack([_sampled(contribution, lines) for contribution in contributions])
-    if anchor is not None:
-        deltas = _sampled(anchor, lines) - deltas
-    gram = deltas @ deltas.T
+    counts = zip(sizes, sample_counts(sizes), strict=True)
+    return [None if count is None else rng.integers(0, size // LINE, count) for size, count in counts]
+
+
+def sampled_cosines(sampled: np.ndarray) -> np.ndarray:
+    """(M, M) cosines between the samples of M outer gradients, its rows, NaN where one is zero there."""
+    gram = sampled @ sampled.T
     lengths = np.sqrt(np.diag(gram))
     with np.errstate(divide="ignore", invalid="ignore"):
         cosines: np.ndarray = gram / np.outer(lengths, lengths)
     return cosines
-
-
-def _lines(size: int, total: int, rng: np.random.Generator) -> np.ndarray | None:
-    """The lines of a piece in the sample; None: the whole piece."""
-    wanted = SAMPLE * size // (total * _LINE)
-    return None if total <= SAMPLE or size < _LINE else rng.integers(0, size // _LINE, max(1, wanted))
-
-
-def _sampled(pieces: Sequence[np.ndarray], lines: Sequence[np.ndarray | None]) -> np.ndarray:
-    parts = []
-    for piece, rows in zip(pieces, lines, strict=True):
-        flat = np.asarray(piece).reshape(-1)
-        whole = flat[: flat.size // _LINE * _LINE].reshape(-1, _LINE)
-        parts.append(flat if rows is None else whole[rows].reshape(-1))
-    return np.concatenate(parts).astype(np.float64)

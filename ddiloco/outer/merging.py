@@ -62,22 +62,26 @@ def normalised(weights: Iterable[float]) -> np.ndarray:
     return (exact / total if total > 0 else exact).astype(np.float32)
 
 
+Vector = jax.Array | Callable[[], jax.Array]
+
+
 class Sent(NamedTuple):
     """The contributions of M learners to one tensor."""
 
     # The outer gradients v_m, each an array of the tensor's shape. Or, with `anchor`, the learners'
-    # parameters theta_m; then v_m = anchor - theta_m is computed where it is used and never stored.
-    vectors: Sequence[jax.Array]
+    # parameters theta_m; then v_m = anchor - theta_m is computed where it is used and never stored. So is one
+    # that is given as a function, which is called for each pass over it.
+    vectors: Sequence[Vector]
     # (M,), not negative; only their ratios count. An absent learner has weight 0, and its array may hold
     # anything finite.
     weights: jax.Array
     anchor: jax.Array | None = None  # Theta as it was before the round; None: `vectors` are outer gradients
-    norms: jax.Array | None = None  # (M,), what `norms_of(vectors, anchor)` gives; None: to be computed
+    norms: jax.Array | None = None  # (M,), what `norm_of` gives of each; None: to be computed
 
 
-def norms_of(vectors: Sequence[jax.Array], anchor: jax.Array | None = None) -> jax.Array:
-    """(M,) norms of the outer gradients; arguments as in `Sent`."""
-    return jnp.stack([_norm(_difference(vector, anchor)) for vector in vectors])
+def norm_of(vector: Vector, anchor: jax.Array | None = None) -> jax.Array:
+    """The norm of an outer gradient; arguments as in `Sent`."""
+    return _norm(_difference(vector, anchor))
 
 
 class MergedTensor(NamedTuple):
@@ -240,13 +244,15 @@ def _counted(sent: Sent) -> tuple[jax.Array, jax.Array]:
     """Each learner's share of the weights, and the norm of its vector, 0 of absent learners."""
     weights, total = sent.weights, jnp.sum(sent.weights)
     shares = jnp.where(total > 0, weights / jnp.where(total > 0, total, 1), 0).astype(jnp.float32)
-    norms = norms_of(sent.vectors, sent.anchor) if sent.norms is None else sent.norms
+    norms = sent.norms
+    if norms is None:
+        norms = jnp.stack([norm_of(vector, sent.anchor) for vector in sent.vectors])
     return shares, jnp.where(shares > 0, norms, 0)  # an absent learner's norm may have overflowed
 
 
-def _difference(vector: jax.Array, anchor: jax.Array | None) -> jax.Array:
-    vector = vector.astype(jnp.float32)
-    return vector if anchor is None else anchor.astype(jnp.float32) - vector
+def _difference(vector: Vector, anchor: jax.Array | None) -> jax.Array:
+    array = (vector() if callable(vector) else vector).astype(jnp.float32)
+    return array if anchor is None else anchor.astype(jnp.float32) - array
 
 
 def _norm(array: jax.Array) -> jax.Array:

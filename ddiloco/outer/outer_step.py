@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import math
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -12,10 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from ddiloco.arrays.host_memory import aligned, owned
-from ddiloco.outer.encoding import DifferenceEncoder
+from ddiloco.arrays.host_memory import aligned, host_device, owned
+from ddiloco.outer.codecs import CODECS, Shape, shaped
+from ddiloco.outer.encoding import DifferenceEncoder, described
 from ddiloco.outer.fragments import FragmentLayout, is_embedding
-from ddiloco.outer.merging import MERGE_RULES, Sent, normalised, norms_of
+from ddiloco.outer.merging import MERGE_RULES, Sent, norm_of, normalised
+from ddiloco.outer.offers import MeasuredOffer, by_piece
 from ddiloco.outer.optimizer import OuterConfig, make_outer_optimizer
 
 Pieces = Sequence[np.ndarray | jax.Array]
@@ -36,11 +39,12 @@ class OuterResult(NamedTuple):
 
 
 class OuterStep:
-    """Makes the next version of a fragment from the learners' parameters; its only state is compiled code.
+    """Makes the next version of a fragment from the learners' offers; its only state is compiled code.
 
     Each tensor is merged and stepped by programs of its own, with an outer optimizer of its own. Tensors of
     the same shape share them: a model has few shapes, and its fragments many tensors. All take `num_learners`
-    contributions, absent ones with weight 0, so that a changing quorum compiles nothing.
+    contributions, absent ones with weight 0, so that a changing quorum compiles nothing. Offers are decoded
+    in the pass that adds them up, and never stored otherwise than encoded.
     """
 
     def __init__(
@@ -54,7 +58,9 @@ class OuterStep:
         self._layout = layout
         self._config = config
         self._num_learners, self._of_parameters = num_learners, of_parameters
-        self._device = jax.local_devices(backend="cpu")[0]  # whatever the default backend
+        # By slot of a merge, the codec of the offers that it takes.
+        self._codecs = tuple(sorted(config.codec_of(m) for m in range(num_learners)))
+        self._device = host_device()
         lossy = config.update_codec != "f32"
         self._encode = DifferenceEncoder(layout, config.update_codec) if lossy else None
 
@@ -70,49 +76,57 @@ class OuterStep:
     def compile(self, p: int) -> None:
         """Compiles the step of fragment p, unless that was done."""
         list(self._of_tensors(p))
+        for codec in self._config.codecs:
+            list(self._measuring(p, codec))
         if self._encode is not None:
             self._encode.compile(p)
 
-    def norms(self, p: int, pieces: Pieces, contributions: Sequence[Pieces]) -> np.ndarray:
-        """Norms of the outer gradients, (pieces, M) float32, those of absent learners 0; for `__call__`.
+    def measure(
+        self, p: int, pieces: Pieces, arrays: Sequence[np.ndarray], codec: str = "f32"
+    ) -> MeasuredOffer:
+        """An offer of fragment p, which is read once; for any number of threads at a time.
 
-        Raises:
-          ValueError: there are more contributions than M.
+        `pieces`: Theta_p as it is now. `arrays`: in the `wire_format` of the codec.
         """
-        return self._norms(p, *self._slots(pieces, contributions))
+        readable, anchor = _readable(arrays), _readable(pieces)
+        of_pieces = by_piece(codec, self._layout.piece_shapes(p), readable)
+        programs = zip(self._measuring(p, codec), anchor, of_pieces, strict=True)
+        norms = np.array([measure(theta, encoded) for measure, theta, encoded in programs], np.float32)
+        return MeasuredOffer(codec, readable, norms, pieces if self._of_parameters else None)
 
     def __call__(
         self,
         p: int,
         pieces: Pieces,
         opt_state: Any,
-        contributions: Sequence[Pieces],
+        offers: Sequence[MeasuredOffer],
         weights: Sequence[float],
         spare: Pieces | None = None,
-        norms: np.ndarray | None = None,
     ) -> OuterResult:
         """Merges one round of fragment p, and waits for the result.
 
         Args:
           pieces: Theta_p, float32, numpy or on the CPU device; never written.
           opt_state: the optimizer's state, whose memory the new one takes: do not use it again.
-          contributions: of up to M learners, each like `pieces`; never written.
+          offers: of up to M learners, measured with these pieces; never written.
           weights: one for each contribution, not negative; only their ratios count.
           spare: jax arrays like `pieces` that nobody needs any more, whose memory the result takes. Where
             a numpy view of one is still alive, the result takes new memory instead.
-          norms: what `norms` returned for these contributions, so that they are not read for it again.
 
         Raises:
-          ValueError: there are more contributions than M.
+          ValueError: there are more offers than M, or more in a codec than learners that send in it.
         """
-        anchor, slots = self._slots(pieces, contributions)
-        if norms is None:
-            norms = self._norms(p, anchor, slots)
-        shares = normalised([*weights, *[0.0] * (self._num_learners - len(contributions))])
+        anchor, slots = _readable(pieces), self._slots(offers)
+        by_slot = np.zeros(self._num_learners)
+        norms = np.zeros((len(anchor), self._num_learners), np.float32)
+        for slot, offer, weight in zip(slots, offers, weights, strict=True):
+            by_slot[slot], norms[:, slot] = weight, offer.norms
+        shares = normalised(by_slot)
         spare = self._zeros(anchor) if spare is None else tuple(spare)
         opt_state, left_out = (opt_state, ()) if self._encode is None else opt_state
-        of_tensors = zip(self._of_tensors(p), spare, opt_state, anchor, slots, norms, strict=True)
-        stepped = [step(*arrays, vectors, shares, own) for (_, step), *arrays, vectors, own in of_tensors]
+        vectors = self._vectors(p, anchor, dict(zip(slots, offers, strict=True)))
+        of_tensors = zip(self._of_tensors(p), spare, opt_state, anchor, vectors, norms, strict=True)
+        stepped = [step(*arrays, encoded, shares, own) for step, *arrays, encoded, own in of_tensors]
         results, opt_state, measured = zip(*jax.block_until_ready(stepped), strict=True)
         new, metrics = tuple(results), _metrics(measured, shares)
         if not all(map(operator.attrgetter("finite"), measured)):
@@ -126,37 +140,46 @@ class OuterStep:
         encoded = self._encode(p, anchor, new, left_out)
         return OuterResult(encoded.pieces, (opt_state, encoded.left_out), metrics, difference=encoded.arrays)
 
-    def _slots(self, pieces: Pieces, contributions: Sequence[Pieces]) -> tuple[Pieces, list[Pieces]]:
-        """Theta_p, and of each of its tensors M contributions, those of absent learners Theta_p's own."""
-        absent = self._num_learners - len(contributions)
-        if absent < 0:
-            raise ValueError(f"there are {len(contributions)} contributions, more than {self._num_learners}")
-        anchor = _readable(pieces)
-        return anchor, list(zip(*map(_readable, contributions), *[anchor] * absent, strict=True))
+    def _slots(self, offers: Sequence[MeasuredOffer]) -> list[int]:
+        """The slot of each offer: the next one of its codec."""
+        free = {codec: iter([i for i, c in enumerate(self._codecs) if c == codec]) for codec in self._codecs}
+        try:
+            return [next(free[offer.codec]) for offer in offers]
+        except StopIteration:
+            raise ValueError(f"there are {len(offers)} offers, more than {self._num_learners}") from None
 
-    def _norms(self, p: int, anchor: Pieces, slots: Sequence[Pieces]) -> np.ndarray:
-        by_tensor = zip(self._of_tensors(p), anchor, slots, strict=True)
-        return np.stack([np.asarray(measure(theta, vectors)) for (measure, _), theta, vectors in by_tensor])
+    def _vectors(
+        self, p: int, anchor: Pieces, offers: Mapping[int, MeasuredOffer]
+    ) -> Iterator[tuple[tuple[Any, ...], ...]]:
+        """Of each tensor the M encoded contributions, from the offers by slot."""
+        shapes = self._layout.piece_shapes(p)
+        present = {slot: by_piece(offer.codec, shapes, offer.arrays) for slot, offer in offers.items()}
+        for i, shape in enumerate(shapes):
+            yield tuple(
+                present[slot][i]
+                if slot in present
+                else ((anchor[i],) if CODECS[codec].exact else _absent(codec, shape))
+                for slot, codec in enumerate(self._codecs)
+            )
 
     def _zeros(self, pieces: Pieces) -> tuple[jax.Array, ...]:
         return tuple(owned(np.zeros(piece.shape, np.float32), self._device) for piece in pieces)
 
-    def _of_tensors(self, p: int) -> Iterator[tuple[jax.stages.Compiled, jax.stages.Compiled]]:
-        """For each tensor of fragment p the programs that measure it, and merge and step it."""
+    def _measuring(self, p: int, codec: str) -> Iterator[jax.stages.Compiled]:
+        """For each tensor of fragment p the program that measures it in an offer."""
+        for shape in self._layout.piece_shapes(p):
+            yield _measuring(shape, codec, self._of_parameters)
+
+    def _of_tensors(self, p: int) -> Iterator[jax.stages.Compiled]:
+        """For each tensor of fragment p the program that merges and steps it."""
         merge = self._config.merge
         of_embeddings = self._config.embeddings if merge == "rda" else merge
-        on_cpu = jax.sharding.SingleDeviceSharding(self._device)
         for piece, shape in zip(self._layout.fragments[p], self._layout.piece_shapes(p), strict=True):
             rule = of_embeddings if is_embedding(piece.name) else merge
-            kind = _float32(shape, on_cpu), self._num_learners, self._of_parameters
-            yield _measuring(*kind), _stepping(self._config, rule, *kind)
+            yield _stepping(self._config, rule, shape, self._codecs, self._of_parameters)
 
 
-def _float32(shape: tuple[int, ...], sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
-
-
-def _readable(pieces: Pieces) -> tuple[np.ndarray | jax.Array, ...]:
+def _readable(pieces: Pieces) -> tuple[Any, ...]:
     """Pieces that XLA reads where they are: given to a program as they are, they cost no `device_put`."""
     return tuple(aligned(piece) if isinstance(piece, np.ndarray) else piece for piece in pieces)
 
@@ -174,11 +197,19 @@ def _begin(config: OuterConfig, piece: jax.Array) -> Any:
 
 
 @functools.cache
-def _measuring(tensor: jax.ShapeDtypeStruct, count: int, of_parameters: bool) -> jax.stages.Compiled:
-    def measure(anchor: jax.Array, vectors: tuple[jax.Array, ...]) -> jax.Array:
-        return norms_of(vectors, anchor if of_parameters else None)
+def _absent(codec: str, shape: Shape) -> tuple[np.ndarray, ...]:
+    """Encoded zeros."""
+    return tuple(aligned(np.zeros(*part)) for part in CODECS[codec].formats(shape))
 
-    return jax.jit(measure, keep_unused=True).lower(tensor, (tensor,) * count).compile()
+
+@functools.cache
+def _measuring(shape: Shape, codec: str, of_parameters: bool) -> jax.stages.Compiled:
+    def measure(anchor: jax.Array, arrays: tuple[jax.Array, ...]) -> jax.Array:
+        vector = CODECS[codec].values(arrays, math.prod(shape))
+        return norm_of(vector, anchor if of_parameters else None)
+
+    [tensor], arrays = described(CODECS[codec], (shape,), host_device())
+    return jax.jit(measure, keep_unused=True).lower(tensor, arrays).compile()
 
 
 class _Measured(NamedTuple):
@@ -192,29 +223,44 @@ class _Measured(NamedTuple):
 
 @functools.cache
 def _stepping(
-    config: OuterConfig, rule: str, tensor: jax.ShapeDtypeStruct, count: int, of_parameters: bool
+    config: OuterConfig, rule: str, shape: Shape, codecs: tuple[str, ...], of_parameters: bool
 ) -> jax.stages.Compiled:
+    alike = len(set(codecs)) == 1
+
+    def values(codec: str, arrays: tuple[jax.Array, ...]) -> jax.Array:
+        # With the barrier every pass decodes anew: XLA stores what several passes share.
+        arrays = jax.lax.optimization_barrier(arrays)
+        # In the codec's own shape, which is twice as fast; in the tensor's where codecs and so shapes differ.
+        if alike:
+            return CODECS[codec].values(arrays, math.prod(shape))
+        return CODECS[codec].decode(arrays, shape)
+
     def step(
         spare: jax.Array,
         opt_state: Any,
         anchor: jax.Array,
-        vectors: tuple[jax.Array, ...],
+        encoded: tuple[tuple[jax.Array, ...], ...],
         weights: jax.Array,
         norms: jax.Array,
     ) -> tuple[jax.Array, Any, _Measured]:
         del spare
+        vectors = [functools.partial(values, *each) for each in zip(codecs, encoded, strict=True)]
         merged = MERGE_RULES[rule](Sent(vectors, weights, anchor if of_parameters else None, norms))
-        updates, opt_state = make_outer_optimizer(config).update(merged.value, opt_state, anchor)
+        gradient = shaped(merged.unscaled, shape) * merged.scale
+        updates, opt_state = make_outer_optimizer(config).update(gradient, opt_state, anchor)
         new = optax.apply_updates(anchor, updates)
         # Of a sum of squares, which is not finite either where an element is not.
         finite = jnp.isfinite(jnp.sum(jnp.square(new * 1e-19)))
         return new, opt_state, _Measured(merged.length, merged.norms, merged.cosine, finite)
 
+    of_codec = {codec: described(CODECS[codec], (shape,), host_device()) for codec in codecs}
+    ([tensor], _), count = of_codec[codecs[0]], len(codecs)
     state = jax.eval_shape(functools.partial(_begin, config), tensor)
-    numbers = _float32((count,), tensor.sharding)
+    numbers = jax.ShapeDtypeStruct((count,), jnp.float32, sharding=tensor.sharding)
     # Without `keep_unused`, `spare` would be dropped.
     compiled = jax.jit(step, donate_argnums=(0, 1), keep_unused=True)
-    return compiled.lower(tensor, state, tensor, (tensor,) * count, numbers, numbers).compile()
+    vectors = tuple(of_codec[codec][1] for codec in codecs)
+    return compiled.lower(tensor, state, tensor, vectors, numbers, numbers).compile()
 
 
 def _metrics(measured: Sequence[_Measured], weights: np.ndarray) -> dict[str, float]:

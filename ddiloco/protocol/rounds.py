@@ -25,6 +25,8 @@ Actions = list[actions.SyncerAction]
 LAST_WAIT = 2.0
 """Maximum wait of a last round for offers, in intervals: all fragments are due, which fill a link for one."""
 
+UNCHECKED_SECONDS = 1.0  # after which rounds that cannot go on are looked for, though few events have come
+
 
 class Rounds:
     """Moves every round of its fragments from the first request to the update.
@@ -75,6 +77,7 @@ class Rounds:
         self._turned: set[int] = set()  # fragments of which a round has begun or ended
         self._joined = False  # whether a learner has joined since the front was computed
         self._unchecked = 0  # events since `stuck` was determined
+        self._check_at: float | None = None  # when it is to be, though no further event comes
         self.stuck = False  # whether no open round can gain from the learners that are done
         self.over = False  # whether every round is merged, skipped or abandoned
 
@@ -209,10 +212,11 @@ class Rounds:
     def advance(self, now: float) -> Actions:
         """Moves every round as far as possible, opens due ones, and asks for offers."""
         out = self._expire(now)
-        self._moved |= self._prospects.waited_enough(now)
+        check_due = self._check_at is not None and now >= self._check_at
+        self._moved |= self._prospects.waited_enough(now) or check_due
         self._touched |= {p for p, closes in self._windows.items() if now >= closes}
         touched = [self._open[p] for p in sorted(self._touched & self._open.keys())]
-        ending = bool(touched or self._moved) and self._checks_end()
+        ending = bool(touched or self._moved) and self._checks_end(check_due, now)
         if touched and not self._moved:
             out += self._move_rounds(touched, now)
             out += (given_up := self._abandon() if ending else [])
@@ -229,12 +233,13 @@ class Rounds:
             self.over |= not self._open and self._next is None
         return out + self._ask(now)
 
-    def _checks_end(self) -> bool:
+    def _checks_end(self, due: bool, now: float) -> bool:
         """Whether to look at all learners for rounds that cannot go on; seldom where there are many."""
         self._unchecked += 1
-        if self._unchecked * SELDOM <= self.members.count:
+        if self._unchecked * SELDOM <= self.members.count and not due:
+            self._check_at = now + UNCHECKED_SECONDS if self._check_at is None else self._check_at
             return False
-        self._unchecked = 0
+        self._unchecked, self._check_at = 0, None
         return True
 
     def _ask(self, now: float) -> Actions:
@@ -251,7 +256,8 @@ class Rounds:
 
     def next_deadline(self) -> float | None:
         """When to call `advance` again, in the seconds of `now`; None: only after an event."""
-        times = (*self._windows.values(), self._overdue.next(self._open), self._prospects.waits_until)
+        others = self._overdue.next(self._open), self._prospects.waits_until, self._check_at
+        times = (*self._windows.values(), *others)
         return min((time for time in times if time is not None), default=None)
 
     # Learners.

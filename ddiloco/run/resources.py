@@ -59,7 +59,7 @@ def merging_needs(
 
     Always there are of each fragment the newest version, the one before, whose memory the next takes, the
     outer optimizer's state, and what the update codec left out. Each of `overlap` rounds, and one that is
-    asked for, adds all learners' offers, encoded and decoded, and a copy of the state on its way to the disk.
+    asked for, adds all learners' offers, encoded, and a copy of the state on its way to the disk.
     """
     lossy = outer.update_codec != "f32"
     kept = sum((3 if lossy else 2) * layout.bytes[p] + _outer_state(layout, outer, p) for p in fragments)
@@ -68,7 +68,7 @@ def merging_needs(
 
 def round_bytes(layout: FragmentLayout, outer: OuterConfig, learners: int, fragments: Sequence[int]) -> int:
     """Additional memory of one open round; links slower than the overlap keep more rounds open."""
-    sizes = [_received(layout, outer.codec_of(m)) for m in range(learners)]
+    sizes = [encoded_bytes(layout, outer.codec_of(m)) for m in range(learners)]
     return max(sum(each[p] for each in sizes) + _outer_state(layout, outer, p) for p in fragments)
 
 
@@ -142,17 +142,10 @@ def device_offers(layout: FragmentLayout, outer: OuterConfig, sync: SyncPolicy, 
 def late_offers(layout: FragmentLayout, outer: OuterConfig) -> tuple[int, int]:
     """Host memory more for a learner whose offers miss their rounds: at the syncer, and on the learner.
 
-    The syncer has one offer of each fragment, encoded and decoded; the learner KEPT_OFFERS, at most.
+    The syncer has one offer of each fragment, encoded; the learner KEPT_OFFERS, at most.
     """
     kept = KEPT_OFFERS * sum(kept_offers(layout, outer, True, layout.bytes))
-    return max(sum(_received(layout, codec)) for codec in outer.codecs), kept
-
-
-def _received(layout: FragmentLayout, codec: str) -> list[int]:
-    """What the syncer has of an offer of each fragment: as it came, and decoded."""
-    decoded = 0 if CODECS[codec].exact else 1
-    shares = zip(encoded_bytes(layout, codec), layout.bytes, strict=True)
-    return [sent + decoded * whole for sent, whole in shares]
+    return max(sum(encoded_bytes(layout, codec)) for codec in outer.codecs), kept
 
 
 def donor_bytes(experiment: Experiment) -> int:

@@ -16,6 +16,7 @@ from ddiloco.goodput.accounting import State
 from ddiloco.outer.encoding import Traffic, traffic
 from ddiloco.outer.global_model import GlobalModel, NextVersion, pieces_sha256
 from ddiloco.outer.guards import Notice
+from ddiloco.outer.offers import MeasuredOffer
 from ddiloco.outer.optimizer import OuterConfig
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import Contribution, RoundId
@@ -50,19 +51,17 @@ class GlobalArrays:
         """The pieces of a global fragment; they stay as they are through later merges."""
         return self.model.fragment(fragment)[1]
 
-    def received(self, fragment: int, payload: Offer, learner: int) -> Pieces:
-        """A learner's fragment, decoded; raises InvalidContribution if it is unsound."""
+    def received(self, fragment: int, payload: Offer, learner: int) -> MeasuredOffer:
+        """A learner's fragment; raises InvalidContribution if it is unsound."""
         # A difference is against the present version; if not, the core drops the offer.
-        pieces = self.model.decode(fragment, payload.on_host(), learner)
-        self.model.validate(fragment, pieces)
-        return pieces
+        return self.model.read(fragment, payload.on_host(), learner)
 
     def merge(
-        self, fragment: int, given: Sequence[tuple[Contribution, Pieces]], interval: int | None
+        self, fragment: int, given: Sequence[tuple[Contribution, MeasuredOffer]], interval: int | None
     ) -> NextVersion:
         """Merges what the guard lets pass."""
         counts, learners = [(c.steps, c.tokens) for c, _ in given], [c.learner for c, _ in given]
-        return self.model.merge(fragment, [pieces for _, pieces in given], counts, learners, interval)
+        return self.model.merge(fragment, [offer for _, offer in given], counts, learners, interval)
 
 
 class RecordingObserver(Observer):

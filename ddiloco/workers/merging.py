@@ -14,6 +14,7 @@ import numpy as np
 from ddiloco.outer.encoding import InvalidContribution
 from ddiloco.outer.global_model import FragmentState, GlobalModel, NextVersion, pieces_sha256
 from ddiloco.outer.guards import Notice
+from ddiloco.outer.offers import MeasuredOffer
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import Contribution, RoundId
 from ddiloco.protocol.policy import SyncPolicy
@@ -21,23 +22,21 @@ from ddiloco.protocol.state import after_merge
 from ddiloco.storage.durable import DurableState
 from ddiloco.storage.tape.recorder import SyncerTape
 from ddiloco.telemetry import records
-from ddiloco.workers.exchange import Pieces
 
 
-class OfferArrays(NamedTuple):
-    """A learner's fragment in memory."""
+class SignedOffer(NamedTuple):
+    """A learner's fragment in memory, and what it has signed of it."""
 
-    pieces: Pieces  # decoded
-    encoded: Pieces = ()  # as it came; (): offers are not kept
+    offer: MeasuredOffer
     signature: bytes = b""
 
 
 @dataclasses.dataclass(frozen=True)
 class Arrived:
-    """A learner's fragment is here, decoded and validated."""
+    """A learner's fragment is here and validated."""
 
     event: events.FragmentArrived
-    arrays: OfferArrays
+    offer: SignedOffer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,23 +79,21 @@ class Merging:
         self._committer = concurrent.futures.ThreadPoolExecutor(max(1, policy.overlap), "syncer-commit")
 
     def take_offer(self, event: events.FragmentArrived, arrays: Sequence[np.ndarray]) -> None:
-        """Decodes a learner's fragment on the calling thread, whichever that is."""
+        """Validates a learner's fragment on the calling thread, whichever that is."""
         p, c = event.round.fragment, event.contribution
         try:
             if (unsigned := self._tape.problem(event, lambda: pieces_sha256(arrays))) is not None:
                 raise InvalidContribution(unsigned)
-            pieces = self._model.decode(p, arrays, c.learner)
-            self._model.validate(p, pieces)
+            offer = self._model.read(p, arrays, c.learner)
         except Exception as error:
             self._note_guarded([Notice("unsound", c.learner, str(error))], event.round)
             self._send(events.OfferFailed(event.round, c.learner, c.incarnation, str(error)))
             return
         size = sum(array.nbytes for array in arrays)
         self._record(records.Transferred(c.learner, sent=size, received=0))
-        kept = () if self._kept is None else arrays
-        self._send(Arrived(event, OfferArrays(pieces, kept, event.receipt.signature)))
+        self._send(Arrived(event, SignedOffer(offer, event.receipt.signature)))
 
-    def merge(self, action: actions.Merge, given: list[tuple[Contribution, OfferArrays]]) -> None:
+    def merge(self, action: actions.Merge, given: list[tuple[Contribution, SignedOffer]]) -> None:
         """Begins a merge; answered by Merged."""
         self.under_way += 1
         self._merger.submit(self._merge, action, given)
@@ -117,21 +114,22 @@ class Merging:
 
     # The methods below run on other threads, and change nothing of this object.
 
-    def _merge(self, action: actions.Merge, given: list[tuple[Contribution, OfferArrays]]) -> None:
+    def _merge(self, action: actions.Merge, given: list[tuple[Contribution, SignedOffer]]) -> None:
         begun, p = time.monotonic(), action.round.fragment
         try:
             before = None if self._kept is None else self._model.state(p)
             made = self._model.merge(
                 p,
-                [offer.pieces for _, offer in given],
+                [signed.offer for _, signed in given],
                 [(c.steps, c.tokens) for c, _ in given],
                 [c.learner for c, _ in given],
                 action.interval,
             )
             self._note_guarded(made.notices, action.round)
             seconds = time.monotonic() - begun
-            used = [offer._replace(pieces=()) for _, offer in given]
-            self._committer.submit(self._commit, action, made, seconds, before, used)
+            # Only to be kept are they in memory until they are on the disk.
+            kept = () if self._kept is None else tuple(signed for _, signed in given)
+            self._committer.submit(self._commit, action, made, seconds, before, kept)
         except Exception as error:
             self._send(error)
 
@@ -141,18 +139,19 @@ class Merging:
         made: NextVersion,
         merge_seconds: float,
         before: FragmentState | None,
-        offers: Sequence[OfferArrays],
+        kept: Sequence[SignedOffer],
     ) -> None:
         """Makes a version durable; its fragment is not merged again before the core is notified.
 
-        `before`: the fragment's state that was merged into, where offers are kept.
+        `before`: the fragment's state that was merged into, and `kept` the offers, where offers are kept.
         """
         which, version = action.round, action.version - made.empty
         state = b""
         try:
             if self._kept is not None and before is not None and not made.empty:
                 with self._alarmed():
-                    self._kept.save(which.fragment, version, before, [offer.encoded for offer in offers])
+                    arrays = [signed.offer.arrays for signed in kept]
+                    self._kept.save(which.fragment, version, before, arrays)
                 state = pieces_sha256(self._model.state(which.fragment).optimizer)
             sha256 = pieces_sha256(made.pieces) if self._tape.on and not made.empty else None
             begun = time.monotonic()
@@ -165,7 +164,7 @@ class Merging:
             return
         if committed and self._kept is not None and not made.empty:
             with self._alarmed():
-                self._kept.choose(which.fragment, version - 1, [offer.signature for offer in offers])
+                self._kept.choose(which.fragment, version - 1, [signed.signature for signed in kept])
         if committed:  # else the run is over, without this merge
             metrics = {**made.metrics, "merge_seconds": merge_seconds}
             if not needless:

@@ -18,7 +18,7 @@ from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import Contribution
 from ddiloco.workers.exchange import EventDelivery, fragments_with
 
-Decoded = Any  # the pieces of a learner's fragment, to be merged; None where there are no arrays
+Offer = Any  # a learner's validated fragment, to be merged; None where there are no arrays
 
 
 class FragmentVersion(NamedTuple):
@@ -48,7 +48,7 @@ class SyncerDriver(Protocol):
     def began(self, learner: int, incarnation: int) -> None:
         """A learner's incarnation counts from now on."""
 
-    def merge(self, merge: actions.Merge, given: list[tuple[Contribution, Decoded]]) -> None:
+    def merge(self, merge: actions.Merge, given: list[tuple[Contribution, Offer]]) -> None:
         """Begins a merge, and its commit; answered by `SyncerActor.merged`."""
 
     def record(self, name: str, values: Mapping[str, Any]) -> None:
@@ -69,7 +69,7 @@ class SyncerActor:
     def __init__(self, core: Any, driver: SyncerDriver, versions: Mapping[int, FragmentVersion]) -> None:
         """`versions`: the committed ones, by fragment."""
         self.core = core
-        self.offers: dict[Contribution, Decoded] = {}
+        self.offers: dict[Contribution, Offer] = {}
         self._driver = driver
         self._known: dict[int, int] = {}  # incarnations that are durable
         self._joined: set[int] = set()  # learners whose newest one may not be
@@ -86,10 +86,10 @@ class SyncerActor:
             self._remember()
         self.perform(decided)
 
-    def take_offer(self, event: events.FragmentArrived, arrays: Decoded, now: float) -> None:
-        """Accepts a learner's fragment, decoded and validated."""
+    def take_offer(self, event: events.FragmentArrived, offer: Offer, now: float) -> None:
+        """Accepts a learner's fragment, validated."""
         decided = self._decide(event, now)
-        self.offers.setdefault(event.contribution, arrays)  # the first, if it comes twice
+        self.offers.setdefault(event.contribution, offer)  # the first, if it comes twice
         self.perform(decided)
 
     def _remember(self) -> None:

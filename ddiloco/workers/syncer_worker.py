@@ -23,7 +23,7 @@ from ddiloco.telemetry import records
 from ddiloco.workers.exchange import CheckpointAsked, CheckpointWritten, EventDelivery, Pieces
 from ddiloco.workers.learner_arrays import STEPS_IN_FLIGHT
 from ddiloco.workers.links import LearnerLink, Links
-from ddiloco.workers.merging import Arrived, Merged, Merging, OfferArrays
+from ddiloco.workers.merging import Arrived, Merged, Merging, SignedOffer
 from ddiloco.workers.snapshots import Completed, SnapshotAsked, SnapshotTaker
 from ddiloco.workers.syncer_actor import FragmentVersion, SyncerActor
 
@@ -49,7 +49,7 @@ Message = events.SyncerEvent | Arrived | Merged | Exception | OfSnapshot | Furth
 class SyncerWorker:
     """A syncer's thread; sole owner of its actor, which decides and hands out the committed fragments.
 
-    Offers are decoded on the threads that bring them, merges made on others (`Merging`). All report to this
+    Offers are validated on the threads that bring them, merges made on others (`Merging`). All report to this
     thread through its inbox.
     """
 
@@ -107,7 +107,7 @@ class SyncerWorker:
         self._inbox.put(event)
 
     def take_offer(self, event: events.FragmentArrived, arrays: Sequence[np.ndarray]) -> None:
-        """Takes a learner's fragment, encoded, in host memory; decodes it on the calling thread."""
+        """Takes a learner's fragment, encoded, in host memory; validates it on the calling thread."""
         self._merging.take_offer(event, arrays)
 
     def furthest(self, learner: int) -> Watermark:
@@ -184,7 +184,7 @@ class SyncerWorker:
             self._snapshots.timeout(time.monotonic())
         match message:
             case Arrived():
-                self._actor.take_offer(message.event, message.arrays, time.monotonic())
+                self._actor.take_offer(message.event, message.offer, time.monotonic())
             case Merged():
                 self._take_merged(message)
                 if not message.made.empty:
@@ -301,7 +301,7 @@ class SyncerWorker:
     def began(self, learner: int, incarnation: int) -> None:
         self._links.begun(learner, incarnation)
 
-    def merge(self, merge: actions.Merge, given: list[tuple[Contribution, OfferArrays]]) -> None:
+    def merge(self, merge: actions.Merge, given: list[tuple[Contribution, SignedOffer]]) -> None:
         self._merging.merge(merge, given)
 
     def record(self, name: str, values: Mapping[str, Any]) -> None:

@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ddiloco.arrays.host_memory import aligned_empty
+from ddiloco.arrays.host_memory import aligned, aligned_empty
+from ddiloco.outer.codecs import CODECS
 from ddiloco.outer.fragments import fragment
 from ddiloco.outer.global_model import GlobalModel
 from ddiloco.outer.guards import GuardConfig
@@ -34,7 +35,8 @@ def run(quick: bool = False) -> list[dict]:
       the same arrays, which takes new memory for its result), their `ratio`, and `limit` (numpy copying the
       payload to memory that it has). The rules by their bare names write their result where the one before
       was, as the global model has them do.
-      `global_model_*` are whole rounds of the syncer: merge, Nesterov step, metrics.
+      `global_model_*` are whole rounds of the syncer: offers as they come, merge, Nesterov step, metrics;
+      `_int4`: of offers in that codec, whose payload counts as float32 too.
     """
     rows_of_fragment = 128 if quick else 4096
     shape = (rows_of_fragment, 4096)
@@ -72,6 +74,7 @@ def _candidates(shape: tuple[int, int]) -> dict[str, Callable[[], object]]:
         candidates[name] = _into_kept_memory(rule, vectors, weights)
     for name in MERGE_RULES:
         candidates[f"global_model_{name}"] = round_of(name, theta, sent)
+    candidates["global_model_rda_int4"] = round_of("rda", theta, sent, codec="int4")
     return candidates
 
 
@@ -101,16 +104,25 @@ def offers(shape: tuple[int, int]) -> tuple[np.ndarray, list[np.ndarray]]:
 
 
 def round_of(
-    rule: str, theta: np.ndarray, sent: list[np.ndarray], guard: GuardConfig = NO_GUARD
+    rule: str, theta: np.ndarray, sent: list[np.ndarray], guard: GuardConfig = NO_GUARD, codec: str = "f32"
 ) -> Callable[[], object]:
     """A round of the syncer with this merge rule, to be repeated."""
     name = "layers/0/kernel"
     layout = fragment({name: theta.shape}, 1, "balanced")
-    config = OuterConfig(merge=rule, optimizer="nesterov", guard=guard)
+    config = OuterConfig(merge=rule, optimizer="nesterov", guard=guard, codec=codec)
     model = GlobalModel(layout, {name: theta}, config, len(sent))
     model.compile()
-    contributions, counts = [(array,) for array in sent], [(24, 24_000)] * len(sent)
-    return lambda: model.merge(0, contributions, counts, range(len(sent)))
+    counts = [(24, 24_000)] * len(sent)
+    came = [(array,) for array in sent]
+    if codec != "f32":
+        encoded = jax.jit(CODECS[codec].encode)
+        came = [tuple(map(aligned, map(np.asarray, encoded(theta - array)))) for array in sent]
+
+    def merge() -> None:
+        offers = [model.read(0, arrays) for arrays in came]
+        model.merge(0, offers, counts, range(len(sent)))
+
+    return merge
 
 
 def run_guard(quick: bool = False) -> list[dict]:

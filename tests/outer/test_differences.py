@@ -89,14 +89,14 @@ def test_a_learner_that_adds_updates_has_the_global_model_even_of_a_restored_one
     models = [GlobalModel(LAYOUT, parameters, config, num_learners=2) for _ in range(2)]
     decode, held = FragmentDecoder(LAYOUT, name), models[0].fragment(0)[1]
     for version in range(1, 6):
-        offers = [normal(rng) for _ in range(2)]
-        made = models[0].merge(0, offers, [(1, 1), (1, 3)])
+        sent = [normal(rng) for _ in range(2)]
+        made = models[0].merge(0, [models[0].read(0, own) for own in sent], [(1, 1), (1, 3)])
         held = decode(0, made.difference, held)
         assert [x.tobytes() for x in held] == [x.tobytes() for x in made.pieces]
         if version == 3:
             models[1].restore(0, models[0].state(0))
         elif version > 3:
-            again = models[1].merge(0, offers, [(1, 1), (1, 3)])
+            again = models[1].merge(0, [models[1].read(0, own) for own in sent], [(1, 1), (1, 3)])
             assert [x.tobytes() for x in again.pieces] == [x.tobytes() for x in made.pieces]
     sizes = traffic(LAYOUT, config)
     assert sum(array.nbytes for array in made.difference) == sizes.difference[0] < sizes.version[0]
@@ -105,7 +105,7 @@ def test_a_learner_that_adds_updates_has_the_global_model_even_of_a_restored_one
 def test_whole_versions_have_no_update_and_no_more_state():
     parameters = dict(zip(SHAPES, normal(np.random.default_rng(2)), strict=True))
     model = GlobalModel(LAYOUT, parameters, OuterConfig(), num_learners=1)
-    assert model.merge(0, [normal(np.random.default_rng(3))], [(1, 1)]).difference == ()
+    assert model.merge(0, [model.read(0, normal(np.random.default_rng(3)))], [(1, 1)]).difference == ()
     lossy = GlobalModel(LAYOUT, parameters, OuterConfig(update_codec="int8"), num_learners=1)
     with pytest.raises(ValueError, match="fragment 0 is not of this layout and outer optimizer"):
         lossy.restore(0, model.state(0))

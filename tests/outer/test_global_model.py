@@ -24,8 +24,12 @@ def model(**settings):
 
 
 def merge(global_model, p, seeds, count=(2, 100)):
-    contributions = [take(LAYOUT, p, parameters(seed)) for seed in seeds]
-    return global_model.merge(p, contributions, [count] * len(seeds))
+    sent = [take(LAYOUT, p, parameters(seed)) for seed in seeds]
+    return merged(global_model, p, sent, [count] * len(seeds))
+
+
+def merged(global_model, p, sent, counts, learners=()):
+    return global_model.merge(p, [global_model.read(p, pieces) for pieces in sent], counts, learners)
 
 
 def test_a_model_does_not_follow_changes_of_the_arrays_it_was_given():
@@ -122,7 +126,7 @@ def test_a_contribution_with_one_value_that_is_not_a_usable_number_is_refused(va
     pieces = [x.copy() for x in take(LAYOUT, 0, parameters(1))]
     pieces[-1].flat[3] = value
     with pytest.raises(InvalidContribution, match=r"holds values that are not finite or beyond 1e19"):
-        model().validate(0, pieces)
+        model().read(0, pieces)
 
 
 def test_sha256_is_over_names_dtypes_shapes_and_bytes_in_the_order_of_names():
@@ -157,8 +161,8 @@ def test_an_offer_that_is_left_out_is_merged_as_if_it_had_not_come():
     with_liar, without = model(), model()
     honest = near(0, [1, 2, 3])
     [liar] = near(0, [4], scale=1e4)
-    made = with_liar.merge(0, [*honest, liar], [(2, 100)] * 4, learners=[5, 6, 7, 8])
-    alone = without.merge(0, honest, [(2, 100)] * 3, learners=[5, 6, 7])
+    made = merged(with_liar, 0, [*honest, liar], [(2, 100)] * 4, learners=[5, 6, 7, 8])
+    alone = merged(without, 0, honest, [(2, 100)] * 3, learners=[5, 6, 7])
     for ours, theirs in zip(made.pieces, alone.pieces, strict=True):
         np.testing.assert_array_equal(ours, theirs)
     assert made.metrics == pytest.approx(alone.metrics, rel=1e-5)
@@ -169,15 +173,15 @@ def test_an_offer_that_is_left_out_is_merged_as_if_it_had_not_come():
 def test_a_guard_without_gates_and_learners_without_numbers_leave_nobody_out():
     sent = [*near(0, [1, 2, 3]), *near(0, [4], scale=1e4)]
     ungated = model(guard=GuardConfig(gates=()))
-    assert not ungated.merge(0, sent, [(2, 100)] * 4, learners=[0, 1, 2, 3]).left_out
-    assert not model().merge(0, sent, [(2, 100)] * 4).left_out
+    assert not merged(ungated, 0, sent, [(2, 100)] * 4, learners=[0, 1, 2, 3]).left_out
+    assert not merged(model(), 0, sent, [(2, 100)] * 4).left_out
 
 
 def test_no_version_is_made_of_offers_that_are_all_left_out():
     m = model()
     before = m.fragment(0)[1]
     [liar] = near(0, [4], scale=1e6)
-    made = m.merge(0, [liar], [(2, 100)], learners=[3])
+    made = merged(m, 0, [liar], [(2, 100)], learners=[3])
     assert (made.left_out, made.metrics, made.empty, m.fragment(0)[0]) == ((3,), {}, True, 0)
     for ours, theirs in zip(made.pieces, before, strict=True):
         np.testing.assert_array_equal(ours, theirs)
@@ -187,17 +191,17 @@ def test_no_version_is_made_of_offers_that_are_all_left_out():
 def test_of_no_offers_the_last_version_comes_once_more_and_the_next_is_as_if_that_were_not(update_codec):
     m, other = model(update_codec=update_codec), model(update_codec=update_codec)
     for one in (m, other):
-        one.merge(0, near(0, [1, 2]), [(2, 100)] * 2, learners=[0, 1])
+        merged(one, 0, near(0, [1, 2]), [(2, 100)] * 2, learners=[0, 1])
     before, state = m.fragment(0)[1], m.state(0)
     copies = tuple(map(np.array, before))
-    made = m.merge(0, [], [])
+    made = merged(m, 0, [], [])
     assert (made.left_out, made.metrics, made.empty, made.difference) == ((), {}, False, ())
     assert m.fragment(0)[0] == 2
     for ours, theirs in zip(
         (*made.pieces, *m.state(0).optimizer), (*state.pieces, *state.optimizer), strict=True
     ):
         np.testing.assert_array_equal(ours, theirs)
-    after = [one.merge(0, near(0, [3]), [(2, 100)], learners=[0]) for one in (m, other)]
+    after = [merged(one, 0, near(0, [3]), [(2, 100)], learners=[0]) for one in (m, other)]
     for ours, theirs in zip(after[0].pieces, after[1].pieces, strict=True):
         np.testing.assert_array_equal(ours, theirs)
     for ours, theirs in zip(before, copies, strict=True):
@@ -207,18 +211,18 @@ def test_of_no_offers_the_last_version_comes_once_more_and_the_next_is_as_if_tha
 def test_after_a_new_start_learners_are_judged_as_if_for_the_first_time():
     m = model()
     for _ in range(3):
-        m.merge(0, [*near(0, [1, 2, 3]), *near(0, [4], scale=1e4)], [(2, 100)] * 4, learners=[0, 1, 2, 3])
+        merged(m, 0, [*near(0, [1, 2, 3]), *near(0, [4], scale=1e4)], [(2, 100)] * 4, learners=[0, 1, 2, 3])
     honest = near(1, [1, 2, 3, 4])
-    assert m.merge(1, honest, [(2, 100)] * 4, learners=[0, 1, 2, 3]).left_out == (3,)
+    assert merged(m, 1, honest, [(2, 100)] * 4, learners=[0, 1, 2, 3]).left_out == (3,)
     m.guard = m.new_guard()
-    assert not m.merge(2, near(2, [1, 2, 3, 4]), [(2, 100)] * 4, learners=[0, 1, 2, 3]).left_out
+    assert not merged(m, 2, near(2, [1, 2, 3, 4]), [(2, 100)] * 4, learners=[0, 1, 2, 3]).left_out
 
 
 def test_an_outer_step_that_is_not_finite_is_not_taken_and_its_optimizer_begins_anew():
     m = model(optimizer="nesterov", learning_rate=3e38, momentum=0.9, guard=GuardConfig(gates=()))
     fresh, before = m.state(0), m.fragment(0)[1]
     far = [tuple(1e9 * piece for piece in pieces) for pieces in near(0, [1, 2])]
-    made = m.merge(0, far, [(2, 100)] * 2, learners=[0, 1])
+    made = merged(m, 0, far, [(2, 100)] * 2, learners=[0, 1])
     assert (made.left_out, made.empty, m.fragment(0)[0]) == ((0, 1), True, 0)
     assert {notice.why for notice in made.notices} == {"the outer step was not finite"}
     for ours, theirs in zip(made.pieces, before, strict=True):
@@ -226,5 +230,5 @@ def test_an_outer_step_that_is_not_finite_is_not_taken_and_its_optimizer_begins_
     for ours, theirs in zip(m.state(0).optimizer, fresh.optimizer, strict=True):
         if not np.issubdtype(ours.dtype, np.integer):  # what counts rounds goes on
             np.testing.assert_array_equal(ours, theirs)
-    m.merge(1, near(1, [1]), [(2, 100)], learners=[0])
+    merged(m, 1, near(1, [1]), [(2, 100)], learners=[0])
     assert all(np.isfinite(x).all() for x in m.parameters().values())

@@ -18,8 +18,11 @@ from ddiloco.outer.guards import (
     medians_of_others,
     norm,
     offered,
+    sample_counts,
+    sample_lines,
     sampled_cosines,
 )
+from ddiloco.outer.offers import OfferSampler
 from tests.long import times
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -287,6 +290,15 @@ def deltas(seed, shapes, count):
     return [[(x + rng.standard_normal(x.shape)).astype(np.float32) for x in shared] for _ in range(count)]
 
 
+def cosines_of(sent, norms, anchor):
+    """The guard's, of offers that are parameters."""
+    sizes = [piece.size for piece in anchor]
+    lines = sample_lines(sizes, norms)
+    sampler = OfferSampler([piece.shape for piece in anchor], sample_counts(sizes))
+    rows = [sampler("f32", pieces, lines) for pieces in sent]
+    return sampled_cosines(sampler("f32", anchor, lines) - np.stack(rows))
+
+
 def exact(vectors):
     rows = np.stack([np.concatenate([piece.ravel() for piece in v]) for v in vectors]).astype(np.float64)
     lengths = np.linalg.norm(rows, axis=1)
@@ -300,7 +312,7 @@ def test_of_a_small_fragment_they_are_exact(seed, count):
     vectors = deltas(seed, shapes, count)
     anchor = [np.full(shape, 0.25, np.float32) for shape in shapes]
     sent = [[a - x for a, x in zip(anchor, v, strict=True)] for v in vectors]
-    cosines = sampled_cosines(sent, np.ones((3, count), np.float32), anchor)
+    cosines = cosines_of(sent, np.ones((3, count), np.float32), anchor)
     np.testing.assert_allclose(cosines, exact(vectors), atol=1e-6)
 
 
@@ -310,19 +322,19 @@ def test_of_a_large_fragment_they_are_within_the_noise_of_a_sample_and_follow_fr
     anchor = [np.zeros(shape, np.float32) for shape in shapes]
     sent = [[-x for x in v] for v in vectors]
     norms = np.float32([[np.linalg.norm(piece) for piece in column] for column in zip(*vectors, strict=True)])
-    cosines = sampled_cosines(sent, norms, anchor)
+    cosines = cosines_of(sent, norms, anchor)
     assert np.abs(cosines - exact(vectors)).max() < 5 / np.sqrt(SAMPLE)
-    again = sampled_cosines(sent, norms, anchor)
+    again = cosines_of(sent, norms, anchor)
     np.testing.assert_array_equal(cosines, again)
     other = norms.copy()
     other[0, 1] = np.nextafter(other[0, 1], np.float32(np.inf))
-    assert (sampled_cosines(sent, other, anchor)[0] != cosines).any()
+    assert (cosines_of(sent, other, anchor)[0] != cosines).any()
 
 
 def test_whoever_did_not_move_has_no_direction():
     anchor = [np.ones(4, np.float32)]
     sent = [[np.ones(4, np.float32)], [np.zeros(4, np.float32)]]
-    cosines = sampled_cosines(sent, np.float32([[0, 2]]), anchor)
+    cosines = cosines_of(sent, np.float32([[0, 2]]), anchor)
     assert np.isnan(cosines[0, 1])
     assert cosines[1, 1] == pytest.approx(1)
 

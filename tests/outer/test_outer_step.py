@@ -13,9 +13,9 @@ SHAPES = {"embed/table": (60, 4), "layers/0/w": (8, 8), "layers/1/w": (8, 8), "n
 LAYOUT = fragment(SHAPES, 2, "tensor")
 
 
-def parameters(seed, scale=1.0):
+def parameters(seed, scale=1.0, shapes=SHAPES):
     rng = np.random.default_rng(seed)
-    return {name: (scale * rng.standard_normal(shape)).astype(np.float32) for name, shape in SHAPES.items()}
+    return {name: (scale * rng.standard_normal(shape)).astype(np.float32) for name, shape in shapes.items()}
 
 
 def float64_rda(vectors, weights):
@@ -39,7 +39,8 @@ def test_two_rounds_equal_the_mathematics_and_embeddings_have_a_rule_of_their_ow
         pieces, state, spare = theta, step.init(theta), None
         for round_ in range(2):
             contributions = [take(LAYOUT, p, parameters(10 * round_ + m)) for m in (1, 2, 3)]
-            result = step(p, pieces, state, contributions, weights, spare)
+            offers = [step.measure(p, pieces, own) for own in contributions]
+            result = step(p, pieces, state, offers, weights, spare)
             spare, (pieces, state, metrics) = (pieces if round_ else None), result[:3]
             squares = 0.0
             for i, piece in enumerate(LAYOUT.fragments[p]):
@@ -59,22 +60,24 @@ def test_each_shape_compiles_once_a_process_for_every_quorum():
     jax.monitoring.register_event_duration_secs_listener(
         lambda event, *_, **__: compiled.append(event) if "backend_compile" in event else None
     )
-    config, slots = OuterConfig(learning_rate=0.123), 6  # which no other test has compiled
-    step = OuterStep(LAYOUT, config, slots)
-    thetas = [take(LAYOUT, p, parameters(0)) for p in range(2)]
+    shapes = {name: (shape[0] + 11, *shape[1:]) for name, shape in SHAPES.items()}  # no other test has them
+    layout, config, slots = fragment(shapes, 2, "tensor"), OuterConfig(), 6
+    step = OuterStep(layout, config, slots)
+    thetas = [take(layout, p, parameters(0, shapes=shapes)) for p in range(2)]
     states = [step.init(theta) for theta in thetas]
     before = len(compiled)
     for p in range(2):
         step.compile(p)
-    shapes = {LAYOUT.piece_shapes(p)[i] for p in range(2) for i in range(len(LAYOUT.fragments[p]))}
+    different = {shape for p in range(2) for shape in layout.piece_shapes(p)}
     after = len(compiled)
-    assert after - before == 2 * len(shapes) < 2 * sum(map(len, LAYOUT.fragments))  # to measure, and to step
+    assert after - before == 2 * len(different) < 2 * sum(map(len, layout.fragments))  # to measure, to step
     for quorum in (4, 1, 3, 2, 0):
         for p in range(2):
-            contributions = [take(LAYOUT, p, parameters(m)) for m in range(quorum)]
-            states[p] = step(p, thetas[p], states[p], contributions, [1.0] * quorum).opt_state
+            sent = [take(layout, p, parameters(m, shapes=shapes)) for m in range(quorum)]
+            offers = [step.measure(p, thetas[p], pieces) for pieces in sent]
+            states[p] = step(p, thetas[p], states[p], offers, [1.0] * quorum).opt_state
     for p in range(2):
-        OuterStep(LAYOUT, config, slots).compile(p)
+        OuterStep(layout, config, slots).compile(p)
     assert len(compiled) == after  # it is shared by all of a process
 
 
@@ -84,7 +87,8 @@ def test_absent_slots_change_nothing():
     results = []
     for slots in (2, 8):
         step = OuterStep(LAYOUT, OuterConfig(), slots)
-        results.append(step(1, theta, step.init(theta), contributions, [1.0, 2.0]))
+        offers = [step.measure(1, theta, own) for own in contributions]
+        results.append(step(1, theta, step.init(theta), offers, [1.0, 2.0]))
     for two, eight in zip(results[0].pieces, results[1].pieces, strict=True):
         np.testing.assert_allclose(two, eight, rtol=1e-6)
 
@@ -92,8 +96,8 @@ def test_absent_slots_change_nothing():
 def test_more_contributions_than_learners_are_refused():
     step = OuterStep(LAYOUT, OuterConfig(), 2)
     theta = take(LAYOUT, 0, parameters(0))
-    with pytest.raises(ValueError, match="3 contributions, more than 2"):
-        step(0, theta, step.init(theta), [theta] * 3, [1.0] * 3)
+    with pytest.raises(ValueError, match="3 offers, more than 2"):
+        step(0, theta, step.init(theta), [step.measure(0, theta, theta)] * 3, [1.0] * 3)
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (5, 7)])

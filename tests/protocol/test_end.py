@@ -5,6 +5,7 @@ import pytest
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import FragmentCounters, Report
 from ddiloco.protocol.prospects import MAX_TRIES
+from ddiloco.protocol.rounds import UNCHECKED_SECONDS
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
 from tests.protocol.desk import Desk, asked, merges, only, records
@@ -88,6 +89,23 @@ def test_the_run_ends_with_the_last_that_is_called():
     out = desk.handle(idle(2, 4, 1))
     assert only(actions.Record, out).name == "round_abandoned"
     assert isinstance(out[-1], actions.Finish)
+
+
+@pytest.mark.parametrize("learners", [3, 16, 17, 100])
+def test_a_run_of_many_ends_though_learners_that_are_done_report_no_more(learners):
+    """Whether a round can go on is looked for at few events, and the last of them may not be one of these."""
+    desk = Desk(total_steps=4, learners=learners, num_fragments=1, interval=2, overlap=1, quorum=1, gamma=0.0)
+    for learner in range(learners):
+        desk.report(learner, 1, at=1.0)
+    desk.report(0, 2, at=2.0, steps=2)
+    desk.offer(0, (2, 0))
+    desk.report(0, 4, at=5.0, steps=4)
+    desk.merged(2, 0)
+    for learner in range(learners):
+        desk.handle(idle(learner, 4, 1))
+    while not desk.core.finished and (deadline := desk.core.next_deadline()) is not None:
+        desk.handle(events.Timeout(), at=deadline)
+    assert desk.core.finished and desk.now < 5.0 + 2 * UNCHECKED_SECONDS
 
 
 def test_every_fragment_has_a_last_round_of_the_work_since_its_round_before():

@@ -54,7 +54,7 @@ class Syncer:
     def merge(self, fragment, step):
         pieces = take(self.model.layout, fragment, self.model.parameters())
         moved = [np.asarray(piece) + 0.5 for piece in pieces]
-        self.model.merge(fragment, [moved], [(1, 10)])
+        self.model.merge(fragment, [self.model.read(fragment, moved)], [(1, 10)])
         assert self.durable.commit(RoundId(step, fragment), self.model)
 
     @property

@@ -34,7 +34,7 @@ def model():
 
 def merge(global_model, p, value):
     pieces = [np.full(shape, value, np.float32) for shape in LAYOUT.piece_shapes(p)]
-    global_model.merge(p, [pieces], [(2, 10)])
+    global_model.merge(p, [global_model.read(p, pieces)], [(2, 10)])
 
 
 class Disk:

@@ -28,7 +28,7 @@ def committed(folder, rounds, keep=3):
     durable.begin(model)
     hashes = [model.sha256()]
     for step, p in rounds:
-        model.merge(p, [[np.full((2, 3), step, np.float32)]], [(2, 10)])
+        model.merge(p, [model.read(p, [np.full((2, 3), step, np.float32)])], [(2, 10)])
         durable.commit(RoundId(step, p), model, {0: Watermark(7, step, f"after {step}")})
         hashes.append(model.sha256())
     durable.remember([(0, 7)])

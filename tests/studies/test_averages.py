@@ -29,7 +29,7 @@ def test_an_average_over_rounds_is_the_weighted_mean_of_the_versions():
     versions: list[list[np.ndarray]] = [[], []]
     for p in (0, 1, 0, 0, 1, 0):
         whole = draw()["a"]
-        model.merge(p, [(whole[2 * p : 2 * p + 2],)], [(1, 1)])
+        model.merge(p, [model.read(p, (whole[2 * p : 2 * p + 2],))], [(1, 1)])
         versions[p].append(model.parameters()["a"][2 * p : 2 * p + 2].astype(np.float64))
         average.look()
         average.look()  # nothing is new

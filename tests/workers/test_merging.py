@@ -13,7 +13,7 @@ from ddiloco.protocol.messages import Contribution, RoundId
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.storage.tape.recorder import SyncerTape
-from ddiloco.workers.merging import Merging, OfferArrays
+from ddiloco.workers.merging import Merging, SignedOffer
 from ddiloco.workers.syncer_actor import FragmentVersion, SyncerActor
 from ddiloco.workers.syncer_worker import SyncerWorker
 from tests.workers.test_syncer_actor import Decided, Driver
@@ -26,8 +26,8 @@ def test_a_merge_writes_into_the_memory_of_a_version_that_nobody_is_told_of_any_
     actor = SyncerActor(Decided(), Driver(), {0: FragmentVersion(*model.fragment(0))})
     for version in range(1, 7):
         round_id, given = RoundId(version, 0), Contribution(0, 1, 0, version - 1, version, 1, 10)
-        pieces = (np.full(size, version, np.float32),)
-        merging.merge(actions.Merge(round_id, version, (given,)), [(given, OfferArrays(pieces))])
+        offer = SignedOffer(model.read(0, (np.full(size, version, np.float32),)))
+        merging.merge(actions.Merge(round_id, version, (given,)), [(given, offer)])
         done = inbox.get(timeout=30.0)
         places.append(done.made.pieces[0].ctypes.data)
         actor.core.next = [actions.Published("round", {}, 0)]
@@ -47,7 +47,8 @@ def test_a_commit_for_which_there_is_no_thread_ends_the_syncer_and_not_its_merge
 
     monkeypatch.setattr(merging._committer, "submit", refused)
     round_id, given = RoundId(1, 0), Contribution(0, 1, 0, 0, 1, 1, 10)
-    merging.merge(actions.Merge(round_id, 1, (given,)), [(given, OfferArrays((np.ones(2, np.float32),)))])
+    offer = SignedOffer(model.read(0, (np.ones(2, np.float32),)))
+    merging.merge(actions.Merge(round_id, 1, (given,)), [(given, offer)])
     assert str(inbox.get(timeout=30.0)) == "can't start new thread"
     merging.end()
 

@@ -87,9 +87,9 @@ def test_at_mixing_0_nothing_survives_of_an_own_value_not_even_nan(transfer, sha
     ],
 )
 def test_stacked_layers_are_offered_merged_and_updated_as_if_each_were_by_itself(mesh_name, codec):
-    mesh, outer_step = MESHES[mesh_name](), OuterStep(LAYOUT, OuterConfig(merge="rda"), num_learners=2)
-    theta = {name: value * 2 for name, value in numbers(9).items()}
-    decode, results = FragmentDecoder(LAYOUT, codec), []
+    config = OuterConfig(merge="rda", codec=codec)
+    mesh, outer_step = MESHES[mesh_name](), OuterStep(LAYOUT, config, 2, of_parameters=config.all_exact)
+    theta, results = {name: value * 2 for name, value in numbers(9).items()}, []
     for config in (WIDE, dataclasses.replace(WIDE, scan_layers=True)):
         shardings = parameter_shardings(config, mesh)
         transfer = FragmentTransfer(LAYOUT, shardings, codec)
@@ -98,7 +98,7 @@ def test_stacked_layers_are_offered_merged_and_updated_as_if_each_were_by_itself
             pieces = take(LAYOUT, p, theta)
             anchor = transfer.place(p, pieces) if transfer.keeps_anchors else ()
             offers = [on_the_host(transfer.offer(p, params, anchor)) for params in learners]
-            sent = [decode(p, offer, pieces) for offer in offers]
+            sent = [outer_step.measure(p, pieces, offer, codec) for offer in offers]
             merged = outer_step(p, pieces, outer_step.init(pieces), sent, weights=[1.0, 3.0]).pieces
             learners[0] = transfer.apply(p, learners[0], [np.asarray(piece) for piece in merged], 0.5)
         for name, leaf in learners[0].items():

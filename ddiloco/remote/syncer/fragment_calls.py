@@ -28,8 +28,8 @@ from ddiloco.telemetry import records
 from ddiloco.telemetry.throughput import TransferRates
 
 MAX_SLEEP = 0.2  # seconds until a stream looks again whether its link is still limited
-DECODERS = 4  # threads that decode offers
-DECODED_AT_ONCE = 64 << 10  # bytes of an offer that is decoded on the event loop
+READERS = 4  # threads that validate offers
+READ_AT_ONCE = 64 << 10  # bytes of an offer that is validated on the event loop
 
 TakeOffer = Callable[[events.FragmentArrived, Sequence[np.ndarray]], None]
 
@@ -37,7 +37,7 @@ TakeOffer = Callable[[events.FragmentArrived, Sequence[np.ndarray]], None]
 class FragmentCalls:
     """Answers Updates and Offers of the learners that have a session; a call holds one fragment at most.
 
-    Large offers are decoded on threads of their own, beside the event loop.
+    Large offers are validated on threads of their own, beside the event loop.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class FragmentCalls:
         self._send, self._take_offer = send, take_offer
         self._rates: dict[tuple[int, str, int], TransferRates] = {}  # by learner, kind and host
         self._largest = max(sum(part.nbytes for part in form) for each in terms.up for form in each)
-        self._decoding = concurrent.futures.ThreadPoolExecutor(DECODERS, "decode")
+        self._reading = concurrent.futures.ThreadPoolExecutor(READERS, "offers")
         self.handlers: dict[str, Handler] = {"Updates": self._updates, "Offers": self._offers}
 
     def session(self, call: Call) -> Session:
@@ -135,11 +135,11 @@ class FragmentCalls:
             limit = f"{timeout:.0f} s, by sync.offer_timeout"
             sentence = f"learner {session.learner}: an offer took more than half of the {limit}"
             self._record(records.Alarm(sentence, time.time()))
-        if arrays is not None and payload_bytes(arrays) < DECODED_AT_ONCE:
+        if arrays is not None and payload_bytes(arrays) < READ_AT_ONCE:
             self._take_offer(offer, arrays)
         elif arrays is not None:
             loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._decoding, self._take_offer, offer, arrays)
+            await loop.run_in_executor(self._reading, self._take_offer, offer, arrays)
         await call.write(b"")
 
     async def _read(

@@ -198,7 +198,7 @@ class Replay:
 
     def _merge(self, actor: Actor, work: works.MergeWork) -> None:
         p = work.round.fragment
-        given = [self._model.decode(p, self._things[key].on_host(), c.learner) for c, key in work.given]
+        given = [self._model.read(p, self._things[key].on_host(), c.learner) for c, key in work.given]
         self._model.guard = self._guards[id(actor)]
         counts, learners = [(c.steps, c.tokens) for c, _ in work.given], [c.learner for c, _ in work.given]
         made = self._model.merge(p, given, counts, learners, work.interval)

@@ -395,18 +395,16 @@ class MergesAgain:
             return "its kept offers are not those that learners signed"
         try:
             self.model.restore(p, before)
-            decoded = [
-                self.model.decode(p, arrays, c.learner) for arrays, (c, _) in zip(offers, given, strict=True)
+            read = [
+                self.model.read(p, arrays, c.learner) for arrays, (c, _) in zip(offers, given, strict=True)
             ]
-            for pieces in decoded:
-                self.model.validate(p, pieces)
         except (ValueError, InvalidContribution) as error:
             return f"its kept offers cannot be merged: {error}"
         reliable = version.number < self.log.empty.get(version.process, version.number + 1)
         guard = _LoggedGuard(version.made.left_out, self._guards[version.process] if reliable else None)
         self.model.guard = guard
         counts, learners = [(c.steps, c.tokens) for c, _ in given], [c.learner for c, _ in given]
-        self.model.merge(p, decoded, counts, learners, version.made.interval)
+        self.model.merge(p, read, counts, learners, version.made.interval)
         self.made += 1
         if guard.found != frozenset(version.made.left_out):
             own, logged = (

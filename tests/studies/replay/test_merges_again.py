@@ -40,7 +40,8 @@ class Run:
         if liar is not None:
             offers[liar] = (1000 * offers[liar][0],)
         before = self.model.state(0)
-        made = self.model.merge(0, offers, [(n, 10 * n) for n in steps], range(len(steps)))
+        read = [self.model.read(0, arrays) for arrays in offers]
+        made = self.model.merge(0, read, [(n, 10 * n) for n in steps], range(len(steps)))
         self.kept.save(0, number, before, offers)
         signatures = [bytes([number, m]) for m in range(len(steps))]
         self.kept.choose(0, number - 1, signatures)

@@ -143,13 +143,40 @@ class OuterStep:
 
     def _of_tensors(self, p: int) -> Iterator[tuple[jax.stages.Compiled, jax.stages.Compiled]]:
         """For each tensor of fragment p the programs that measure it, and merge and step it."""
-        merge = self._config.merge
-        of_embeddings = self._config.embeddings if merge == "rda" else merge
         on_cpu = jax.sharding.SingleDeviceSharding(self._device)
         for piece, shape in zip(self._layout.fragments[p], self._layout.piece_shapes(p), strict=True):
-            rule = of_embeddings if is_embedding(piece.name) else merge
             kind = _float32(shape, on_cpu), self._num_learners, self._of_parameters
-            yield _measuring(*kind), _stepping(self._config, rule, *kind)
+            yield _measuring(*kind), _stepping(self._config, rule_of(self._config, piece.name), *kind)
+
+
+def rule_of(config: OuterConfig, name: str) -> str:
+    """The merge rule of the tensor with this name."""
+    return config.embeddings if config.merge == "rda" and is_embedding(name) else config.merge
+
+
+class Measured(NamedTuple):
+    """Of one tensor: as in `MergedTensor`, and whether its new values are finite."""
+
+    length: jax.Array
+    norms: jax.Array
+    cosine: jax.Array
+    finite: jax.Array
+
+
+def step_tensor(
+    config: OuterConfig, rule: str, theta: jax.Array, opt_state: Any, sent: Sent
+) -> tuple[jax.Array, Any, Measured]:
+    """Merges what learners sent of one tensor, and takes the outer optimizer's step; for use under jit.
+
+    Returns:
+      The tensor's next version, also where it is not finite; the optimizer's next state; and metrics.
+    """
+    merged = MERGE_RULES[rule](sent)
+    updates, opt_state = make_outer_optimizer(config).update(merged.value, opt_state, theta)
+    new = optax.apply_updates(theta, updates)
+    # Of a sum of squares, which is not finite either where an element is not.
+    finite = jnp.isfinite(jnp.sum(jnp.square(new * 1e-19)))
+    return new, opt_state, Measured(merged.length, merged.norms, merged.cosine, finite)
 
 
 def _float32(shape: tuple[int, ...], sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
@@ -181,15 +208,6 @@ def _measuring(tensor: jax.ShapeDtypeStruct, count: int, of_parameters: bool) ->
     return jax.jit(measure, keep_unused=True).lower(tensor, (tensor,) * count).compile()
 
 
-class _Measured(NamedTuple):
-    """Of one tensor: as in `MergedTensor`, and whether its new values are finite."""
-
-    length: jax.Array
-    norms: jax.Array
-    cosine: jax.Array
-    finite: jax.Array
-
-
 @functools.cache
 def _stepping(
     config: OuterConfig, rule: str, tensor: jax.ShapeDtypeStruct, count: int, of_parameters: bool
@@ -201,14 +219,10 @@ def _stepping(
         vectors: tuple[jax.Array, ...],
         weights: jax.Array,
         norms: jax.Array,
-    ) -> tuple[jax.Array, Any, _Measured]:
+    ) -> tuple[jax.Array, Any, Measured]:
         del spare
-        merged = MERGE_RULES[rule](Sent(vectors, weights, anchor if of_parameters else None, norms))
-        updates, opt_state = make_outer_optimizer(config).update(merged.value, opt_state, anchor)
-        new = optax.apply_updates(anchor, updates)
-        # Of a sum of squares, which is not finite either where an element is not.
-        finite = jnp.isfinite(jnp.sum(jnp.square(new * 1e-19)))
-        return new, opt_state, _Measured(merged.length, merged.norms, merged.cosine, finite)
+        sent = Sent(vectors, weights, anchor if of_parameters else None, norms)
+        return step_tensor(config, rule, anchor, opt_state, sent)
 
     state = jax.eval_shape(functools.partial(_begin, config), tensor)
     numbers = _float32((count,), tensor.sharding)
@@ -217,7 +231,7 @@ def _stepping(
     return compiled.lower(tensor, state, tensor, (tensor,) * count, numbers, numbers).compile()
 
 
-def _metrics(measured: Sequence[_Measured], weights: np.ndarray) -> dict[str, float]:
+def _metrics(measured: Sequence[Measured], weights: np.ndarray) -> dict[str, float]:
     """Those of a fragment, as of `OuterResult`, from those of its tensors."""
     lengths, norms, cosines = (
         np.array([getattr(m, name) for m in measured], np.float64) for name in ("length", "norms", "cosine")

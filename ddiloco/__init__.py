@@ -1,7 +1,7 @@
 """Decoupled DiLoCo: many independent learners and one syncer pre-train one model.
 
-`ddiloco.train` trains a `ddiloco.Loop` of your own (docs/your_own.md); importing the package imports
-neither JAX nor anything of its own.
+`ddiloco.train` trains a `ddiloco.Loop` of your own, `ddiloco.diloco` wraps an optimizer in one process
+(docs/your_own.md). Importing the package imports neither JAX nor anything of its own.
 """
 
 from __future__ import annotations
@@ -11,11 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ddiloco.from_python import RunError, Trained, train
+    from ddiloco.outer.diloco import diloco
     from ddiloco.training.loop import Loop, Place
 
-__all__ = ["Loop", "Place", "RunError", "Trained", "train"]
+__all__ = ["Loop", "Place", "RunError", "Trained", "diloco", "train"]
 
-_FROM = {"Loop": "ddiloco.training.loop", "Place": "ddiloco.training.loop"}
+_FROM = {
+    "Loop": "ddiloco.training.loop",
+    "Place": "ddiloco.training.loop",
+    "diloco": "ddiloco.outer.diloco",
+}
 
 
 def __getattr__(name: str) -> Any:

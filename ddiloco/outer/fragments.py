@@ -17,6 +17,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 BYTES_PER_ELEMENT = 4  # masters are float32
@@ -99,6 +100,20 @@ class FragmentLayout:
         return dict(self.shapes)
 
 
+def leaf_names(tree: Any) -> list[str]:
+    """The names of a tree's leaves, in their order: their paths; those of NNX variables without `value`.
+
+    Example:
+      >>> leaf_names({"out": {"w": 0, "b": 1}, "layers": [2]}), leaf_names(3)
+      (['layers/0', 'out/b', 'out/w'], ['params'])
+    """
+    paths = (path for path, _ in jax.tree_util.tree_leaves_with_path(tree))
+    names = [jax.tree_util.keystr(path, simple=True, separator="/") or "params" for path in paths]
+    if all(name.endswith("/value") for name in names):
+        names = [name.removesuffix("/value") for name in names]
+    return names
+
+
 def is_embedding(name: str) -> bool:
     """Whether a tensor belongs to the embedding or the head, which are merged by direct averaging."""
     return name.startswith(("embed", "head"))
@@ -169,6 +184,17 @@ def take(layout: FragmentLayout, p: int, params: Mapping[str, Any]) -> tuple[Any
         params[piece.name] if piece.whole else params[piece.name][piece.start : piece.stop]
         for piece in layout.fragments[p]
     )
+
+
+def put(layout: FragmentLayout, p: int, params: Mapping[str, Any], pieces: Sequence[Any]) -> dict[str, Any]:
+    """The tensors with these pieces in the place of fragment p's; of jax arrays, under jit."""
+    result = dict(params)
+    for piece, value in zip(layout.fragments[p], pieces, strict=True):
+        if piece.whole:
+            result[piece.name] = value
+        else:
+            result[piece.name] = result[piece.name].at[piece.start : piece.stop].set(value)
+    return result
 
 
 def assemble(layout: FragmentLayout, fragments: Sequence[Sequence[np.ndarray]]) -> dict[str, np.ndarray]:

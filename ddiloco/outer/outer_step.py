@@ -172,11 +172,40 @@ class OuterStep:
 
     def _of_tensors(self, p: int) -> Iterator[jax.stages.Compiled]:
         """For each tensor of fragment p the program that merges and steps it."""
-        merge = self._config.merge
-        of_embeddings = self._config.embeddings if merge == "rda" else merge
         for piece, shape in zip(self._layout.fragments[p], self._layout.piece_shapes(p), strict=True):
-            rule = of_embeddings if is_embedding(piece.name) else merge
+            rule = rule_of(self._config, piece.name)
             yield _stepping(self._config, rule, shape, self._codecs, self._of_parameters)
+
+
+def rule_of(config: OuterConfig, name: str) -> str:
+    """The merge rule of the tensor with this name."""
+    return config.embeddings if config.merge == "rda" and is_embedding(name) else config.merge
+
+
+class Measured(NamedTuple):
+    """Of one tensor: as in `MergedTensor`, and whether its new values are finite."""
+
+    length: jax.Array
+    norms: jax.Array
+    cosine: jax.Array
+    finite: jax.Array
+
+
+def step_tensor(
+    config: OuterConfig, rule: str, theta: jax.Array, opt_state: Any, sent: Sent
+) -> tuple[jax.Array, Any, Measured]:
+    """Merges what learners sent of one tensor, and takes the outer optimizer's step; for use under jit.
+
+    Returns:
+      The tensor's next version, also where it is not finite; the optimizer's next state; and metrics.
+    """
+    merged = MERGE_RULES[rule](sent)
+    gradient = shaped(merged.unscaled, theta.shape) * merged.scale
+    updates, opt_state = make_outer_optimizer(config).update(gradient, opt_state, theta)
+    new = optax.apply_updates(theta, updates)
+    # Of a sum of squares, which is not finite either where an element is not.
+    finite = jnp.isfinite(jnp.sum(jnp.square(new * 1e-19)))
+    return new, opt_state, Measured(merged.length, merged.norms, merged.cosine, finite)
 
 
 def _readable(pieces: Pieces) -> tuple[Any, ...]:
@@ -212,15 +241,6 @@ def _measuring(shape: Shape, codec: str, of_parameters: bool) -> jax.stages.Comp
     return jax.jit(measure, keep_unused=True).lower(tensor, arrays).compile()
 
 
-class _Measured(NamedTuple):
-    """Of one tensor: as in `MergedTensor`, and whether its new values are finite."""
-
-    length: jax.Array
-    norms: jax.Array
-    cosine: jax.Array
-    finite: jax.Array
-
-
 @functools.cache
 def _stepping(
     config: OuterConfig, rule: str, shape: Shape, codecs: tuple[str, ...], of_parameters: bool
@@ -242,16 +262,11 @@ def _stepping(
         encoded: tuple[tuple[jax.Array, ...], ...],
         weights: jax.Array,
         norms: jax.Array,
-    ) -> tuple[jax.Array, Any, _Measured]:
+    ) -> tuple[jax.Array, Any, Measured]:
         del spare
         vectors = [functools.partial(values, *each) for each in zip(codecs, encoded, strict=True)]
-        merged = MERGE_RULES[rule](Sent(vectors, weights, anchor if of_parameters else None, norms))
-        gradient = shaped(merged.unscaled, shape) * merged.scale
-        updates, opt_state = make_outer_optimizer(config).update(gradient, opt_state, anchor)
-        new = optax.apply_updates(anchor, updates)
-        # Of a sum of squares, which is not finite either where an element is not.
-        finite = jnp.isfinite(jnp.sum(jnp.square(new * 1e-19)))
-        return new, opt_state, _Measured(merged.length, merged.norms, merged.cosine, finite)
+        sent = Sent(vectors, weights, anchor if of_parameters else None, norms)
+        return step_tensor(config, rule, anchor, opt_state, sent)
 
     of_codec = {codec: described(CODECS[codec], (shape,), host_device()) for codec in codecs}
     ([tensor], _), count = of_codec[codecs[0]], len(codecs)
@@ -263,7 +278,7 @@ def _stepping(
     return compiled.lower(tensor, state, tensor, vectors, numbers, numbers).compile()
 
 
-def _metrics(measured: Sequence[_Measured], weights: np.ndarray) -> dict[str, float]:
+def _metrics(measured: Sequence[Measured], weights: np.ndarray) -> dict[str, float]:
     """Those of a fragment, as of `OuterResult`, from those of its tensors."""
     lengths, norms, cosines = (
         np.array([getattr(m, name) for m in measured], np.float64) for name in ("length", "norms", "cosine")

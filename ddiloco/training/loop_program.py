@@ -16,6 +16,7 @@ from ddiloco.arrays.blocks import Blocks, Cut, needed, placed
 from ddiloco.config import ConfigError
 from ddiloco.data.errors import DataError
 from ddiloco.data.host_batches import HostBatch
+from ddiloco.outer.fragments import leaf_names
 from ddiloco.training.loop import Loop, Place
 from ddiloco.training.step import Metrics, TrainState
 
@@ -301,12 +302,10 @@ def _concatenated(*leaves: Any) -> Any:
 
 def _parameters(tree: Any, leaves: Sequence[Any]) -> tuple[dict[str, int], Any]:
     """Index of each parameter among the leaves of the state, by name, in the order of the tree's leaves."""
-    found, structure = jax.tree_util.tree_flatten_with_path(tree)
+    found, structure = jax.tree.flatten(tree)
     index = {id(leaf): i for i, leaf in enumerate(leaves)}
-    names = [jax.tree_util.keystr(path, simple=True, separator="/") or "params" for path, _ in found]
-    if all(name.endswith("/value") for name in names):  # of NNX variables
-        names = [name.removesuffix("/value") for name in names]
-    for name, (_, leaf) in zip(names, found, strict=True):
+    names = leaf_names(tree)
+    for name, leaf in zip(names, found, strict=True):
         if id(leaf) not in index:
             raise ConfigError(f"loop.params: {name} is no leaf of the state; it must pick leaves as they are")
         if getattr(leaf, "dtype", None) != jnp.float32:
@@ -315,7 +314,7 @@ def _parameters(tree: Any, leaves: Sequence[Any]) -> tuple[dict[str, int], Any]:
             )
     if not names:
         raise ConfigError("loop.params: gives no parameter, but must give the leaves that are trained")
-    return {name: index[id(leaf)] for name, (_, leaf) in zip(names, found, strict=True)}, structure
+    return {name: index[id(leaf)] for name, leaf in zip(names, found, strict=True)}, structure
 
 
 def _owned(leaf: Any, home: Sharding) -> Any:

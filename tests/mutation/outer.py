@@ -38,8 +38,8 @@ MUTANTS = (
     ),
     Mutant(
         "outer step: embeddings are merged by direction too",
-        "rule = of_embeddings if is_embedding(piece.name) else merge",
-        "rule = merge",
+        'return config.embeddings if config.merge == "rda" and is_embedding(name) else config.merge',
+        "return config.merge",
         ("outer/test_outer_step.py", "outer/test_global_model.py"),
     ),
     Mutant(

@@ -10,14 +10,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ddiloco.dashboard.notebook import Page
     from ddiloco.from_python import RunError, Trained, train
     from ddiloco.outer.diloco import diloco
     from ddiloco.training.loop import Loop, Place
 
-__all__ = ["Loop", "Place", "RunError", "Trained", "diloco", "train"]
+__all__ = ["Loop", "Page", "Place", "RunError", "Trained", "diloco", "train"]
 
 _FROM = {
     "Loop": "ddiloco.training.loop",
+    "Page": "ddiloco.dashboard.notebook",
     "Place": "ddiloco.training.loop",
     "diloco": "ddiloco.outer.diloco",
 }

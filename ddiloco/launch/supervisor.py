@@ -242,6 +242,7 @@ class Supervisor:
         """Gives the spare's process to the role; a new spare is started a little later."""
         self._note_end(role)
         role.process, spare.process = spare.process, None
+        role.process.name = role.name
         role.started_at, role.observed, spare.observed = time.monotonic(), False, True
         spare.due_at = time.monotonic() + SPARE_SECONDS
         self._observe(role.name, role.process.pid, None)
@@ -268,6 +269,8 @@ class Supervisor:
             if role is not self._roles.evaluator:
                 role.observed = False
                 self._observe(role.name, role.process.pid, None)
+        for process in (role.process, *role.others):
+            process.name = role.name  # by which a notebook finds it among `multiprocessing.active_children()`
 
     def _note_end(self, role: Role) -> None:
         if not role.observed and role.process.exitcode is not None:

@@ -56,6 +56,16 @@ def test_an_example_comes_to_the_same_parameters_again_in_virtual_time(example, 
     assert first.summary["rounds"] == 13
 
 
+def test_an_equinox_model_learns_and_comes_back_in_its_tree(tmp_path):
+    pytest.importorskip("equinox", reason="is no dependency")
+    from experiments.examples import equinox_loop
+
+    done = trained(equinox_loop.make_loop, tmp_path, driver="virtual", steps=48, eval={"every": 24})
+    first, *_, last = (score["loss"] for score in done.summary["eval_history"])
+    assert last < first / 2
+    assert done.params.layers[0].weight.shape == (32, 1) and done.params.activation is None
+
+
 @pytest.mark.slow
 def test_learners_with_the_same_batch_drop_other_units_and_all_score_alike():
     mesh = carve(jax.devices()[:1], 1, MeshConfig())[0]

@@ -17,6 +17,7 @@ setup(
         "": ["*.proto", "py.typed"],
         "ddiloco.dashboard": ["*.css", "*.html", "*.js"],
         "ddiloco.launch": ["templates/*"],
+        "experiments.examples": ["*.ipynb"],
     },
     python_requires=">=3.11",
     install_requires=[

@@ -51,7 +51,7 @@ def test_of_a_run_that_went_on_after_it_was_interrupted_it_is_the_later_of_both(
     layout = assembly_of(e).layout
     durable = DurableState(workdir / "syncer", layout, print, threading.Event(), run="1")
     model = GlobalModel(layout, params, e.outer, 2)
-    model.merge(0, [take(layout, 0, params)], [(1, 10)])
+    model.merge(0, [model.read(0, take(layout, 0, params))], [(1, 10)])
     durable.commit(RoundId(9, 0), model)
     assert saved_model(workdir).step == 9
     (workdir / "syncer" / "fragment-0001").write_bytes(b"damaged")

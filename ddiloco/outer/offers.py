@@ -26,10 +26,6 @@ class MeasuredOffer(NamedTuple):
     # Theta_p from which that was taken, where the offer is the parameters; None: it is the outer gradient
     anchor: Any = None
 
-    def by_piece(self, shapes: Sequence[Shape]) -> list[tuple[np.ndarray, ...]]:
-        """The arrays of each piece."""
-        return by_piece(self.codec, shapes, self.arrays)
-
 
 def by_piece(codec: str, shapes: Sequence[Shape], arrays: Sequence[Any]) -> list[tuple[Any, ...]]:
     """The encoded arrays of each piece of these shapes."""

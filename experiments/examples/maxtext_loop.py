@@ -23,7 +23,7 @@ MAXTEXT = pathlib.Path(maxtext.__file__).parent
 SMALL = {"base_emb_dim": 64, "head_dim": 16, "base_mlp_dim": 256, "base_num_decoder_layers": 2}
 
 
-class Batches(Iterator):
+class GrainBatches(Iterator):
     """MaxText's iterator over a learner's share of the data."""
 
     def __init__(self, config, mesh, place: ddiloco.Place):
@@ -79,7 +79,7 @@ def make_loop(place: ddiloco.Place, **settings) -> ddiloco.Loop:
     return ddiloco.Loop(
         lambda: nnx.state(maxtext_utils.setup_training_state(None, config, mesh, None, make_state)[0]),
         step,
-        lambda: Batches(config, mesh, place),
+        lambda: GrainBatches(config, mesh, place),
         params=lambda state: state["model"].filter(nnx.Param),
         tokens=lambda batch: int((batch["targets_segmentation"] != 0).sum()),
         step_tokens=config.global_batch_size_to_train_on * config.max_target_length,

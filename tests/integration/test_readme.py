@@ -123,10 +123,10 @@ def test_the_readme_has_the_two_commands_that_do_all_the_set_up():
 def parameters() -> list:
     """The groups; the slow ones are those of which a test without a run reads the command lines."""
     quick = lambda group: group == ["scripts/train.sh"] or any(name in group[0] for name in OFTEN)  # noqa: E731
-    told = [" ".join(group[0].split()[-3:])[-60:] for group in groups()]
+    names = [" ".join(group[0].split()[-3:])[-60:] for group in groups()]
     return [
         pytest.param(group, id=name, marks=() if quick(group) else pytest.mark.slow)
-        for group, name in zip(groups(), told, strict=True)
+        for group, name in zip(groups(), names, strict=True)
     ]
 
 

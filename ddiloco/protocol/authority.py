@@ -271,8 +271,9 @@ class Authority:
         if self._kept_back.get(m.learner, report).step <= report.step:  # else this one is late
             self._kept_back.pop(m.learner, None)
         m.shards = report.shards
-        if m.state is MemberState.JOINING and m.goes_on and not report.adopted:
-            return self._welcome_again(m, now)
+        if m.goes_on and not report.adopted:  # of the state that its welcome replaces
+            joining = m.state is MemberState.JOINING
+            return self._welcome_again(m, now) if joining else [actions.Drop(report.learner, "stale report")]
         if not (allowed and self._validator.can_report(report)):
             out: Actions = [actions.Drop(report.learner, "impossible report")]
             recovering = m.state is MemberState.JOINING and not report.adopted

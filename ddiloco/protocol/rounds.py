@@ -167,13 +167,14 @@ class Rounds:
         known, self._timing = self._timing, event
         if known is not None and policy == self.policy:
             return []
-        out = self._skip_turns()
+        # Without a live learner the front is behind what has opened.
+        begins = max(self._asking.front.step, self._oldest, *(r.id.step for r in self.open))
+        out = self._skip_turns(begins)
         self.policy = self._asking.policy = self._prospects.policy = policy
         self._schedule = policy.schedule(self.total_steps)
         self._prospects.schedule = self._schedule
         for m in self.members.present():
             m.lead, m.margin = min(policy.interval, m.lead), min(policy.interval / 4, m.margin)
-        begins = max(self._asking.front.step, self._oldest)
         self._next = self._due_from(begins + (begins != self.total_steps), 0)
         self._moved = self._ask_all = True
         values = {name: getattr(policy, name) for name in TIMING}
@@ -183,11 +184,10 @@ class Rounds:
         receivers = tuple((m.learner, m.incarnation) for m in present)
         return [*out, actions.Send(receivers, event)] if receivers else out
 
-    def _skip_turns(self) -> Actions:
-        """Skips the turns at or before the front of which no round has opened, but for the last."""
+    def _skip_turns(self, until: int) -> Actions:
+        """Skips the turns at or before a step of which no round has opened, but for the last."""
         out: Actions = []
-        front, last = self._asking.front.step, self.total_steps
-        while (due := self._next) is not None and due.step <= front and due.step != last:
+        while (due := self._next) is not None and due.step <= until and due.step != self.total_steps:
             out.append(actions.Record("round_skipped", dataclasses.asdict(due)))
             self._next = self._due_from(due.step, due.fragment + 1)
         return out

@@ -50,6 +50,8 @@ def test_a_planted_mistake_is_found(plant, monkeypatch):
         21590,
         # Work on one shard's fragments was claimed to begin behind data that another shard had merged since.
         30524,
+        # A new schedule, set while nobody was live, began before rounds that had opened.
+        2000018,
     ],
 )
 def test_schedules_that_once_broke_a_rule(seed):

@@ -13,6 +13,7 @@ from ddiloco.protocol import actions, events
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.messages import NOTHING_MERGED, Contribution, Report, RoundId, Watermark
 from ddiloco.protocol.policy import MAX_AGE, TIMING, SyncPolicy
+from ddiloco.protocol.round import Phase
 from ddiloco.protocol.schedule import Schedule, fragments_of
 from ddiloco.protocol.state import SyncerState, newest_incarnations
 from ddiloco.protocol.syncer import SyncerCore
@@ -36,9 +37,10 @@ class _Process:
     def __init__(self, core: SyncerCore) -> None:
         self.core = core
         self.standing: dict[Member, _Standing] = {}
-        self.reports: dict[Member, Report] = {}  # the newest by clock
+        self.reports: dict[Member, Report] = {}  # the newest by clock, of after a welcome
         self.heard: dict[Member, float] = {}  # when it last reported
         self.counted: dict[Member, Report] = {}  # its last report that was taken in
+        self.before: dict[Member, Report] = {}  # the same before the present event
         self.known: dict[Contribution, int] = {}  # steps known of when the offer came, and was not early
         self.early: set[Contribution] = set()  # that wait for the reports of their work
         self.shards: dict[Member, tuple[int, ...]] = {}  # of which it says that it is a member
@@ -167,6 +169,7 @@ class Invariants:
         for action in out:
             if isinstance(action, actions.Began):
                 self._begin((action.learner, action.incarnation), event)
+        self._syncer.before = dict(self._syncer.counted)
         self._count(core)
         for c in self._syncer.early & self._syncer.known.keys():
             self._syncer.known[c] = max(self._syncer.known[c], self._steps_on(c))
@@ -178,7 +181,9 @@ class Invariants:
         require(core.merged_steps == self.committed.merged_steps, "merged steps are known", core.merged_steps)
         deadline = core.next_deadline()
         require(deadline is None or deadline > now, "a deadline that has come is acted on at once", deadline)
-        taken = {c: r.id for r in core.rounds for c in r.arrived.values()}
+        # While an offer is merged it may come a second time, and then waits.
+        gathering = [r for r in core.rounds if r.phase is not Phase.MERGING]
+        taken = {c: r.id for r in gathering for c in r.arrived.values()}
         for c in self._syncer.early & taken.keys():
             self._book_offer(taken[c], c)
         self._syncer.early = core.offers - taken.keys()
@@ -292,7 +297,7 @@ class Invariants:
                 member = (report.learner, report.incarnation)
                 process.shards[member] = report.shards
                 known = process.reports.get(member)
-                if known is None or report.step >= known.step:
+                if known is None or (report.adopted, report.step) >= (known.adopted, known.step):
                     process.reports[member] = report
             case events.FragmentArrived(round=which, contribution=c):
                 self._book_offer(which, c)
@@ -353,10 +358,8 @@ class Invariants:
             case actions.Merge():
                 self._check_merge(action)
                 self._check_awaited(action.round, now)
-                by = event.report.learner if isinstance(event, events.StepReported) else None
                 for c in action.contributions:
-                    if c.learner != by:  # else this very report may be the one that shows it
-                        self._check_freshness(action.round, c)
+                    self._check_freshness(action.round, c)
             case actions.Finish():
                 self._check_finish()
 
@@ -485,7 +488,8 @@ class Invariants:
     def _check_freshness(self, which: RoundId, c: Contribution) -> None:
         if self._stands((c.learner, c.incarnation), _Standing.GONE):
             return  # it can be asked for nothing
-        since = self._steps_on(c) - self._syncer.known[c]
+        # What this very event shows is too late to ask for another.
+        since = self._steps_on(c, self._syncer.before) - self._syncer.known[c]
         fresh = since <= max(1, self.longest_interval // 2, c.steps // 2)
         asked = self._syncer.asked[which, (c.learner, c.incarnation)]
         again = asked > self._syncer.arrived[c].get(which, 0)
@@ -506,9 +510,10 @@ class Invariants:
             if believed.get(learner) == (incarnation, report.step):
                 self._syncer.counted[learner, incarnation] = report
 
-    def _steps_on(self, c: Contribution) -> int:
+    def _steps_on(self, c: Contribution, counted: Mapping[Member, Report] | None = None) -> int:
         """How many steps its learner has reported on the version that a contribution is of."""
-        report = self._syncer.counted.get((c.learner, c.incarnation))
+        counted = self._syncer.counted if counted is None else counted
+        report = counted.get((c.learner, c.incarnation))
         counters = None if report is None else report.counters[self._own.index(c.fragment)]
         return 0 if counters is None or counters.version != c.version else counters.steps
 

@@ -50,20 +50,20 @@ def train(
     resume: bool | int = False,
     **config: Any,
 ) -> Trained:
-    """Trains a loop of your own, and returns when all is over.
+    """Trains a loop of your own with M learners and a syncer, and returns when the run has ended.
 
     Args:
       make_loop: `(place, **settings) -> Loop`, or its name, `module:function` or `file.py:function`.
-      workdir: the folder in which everything that the run makes goes.
+      workdir: the folder for all files of the run.
       learners: M.
       steps: T, the global steps.
       driver: "local": threads; "remote": processes of this machine; "virtual": a simulated clock.
-      settings: what `make_loop` is given by name; JSON values.
+      settings: keyword arguments of `make_loop`; JSON values.
       stop: ends the run early when it is set.
-      resume: go on with the run in `workdir`, or with its snapshot of this number; False: an earlier one
-        there is set aside.
-      config: other settings of a run, a dict for each group: `sync={"num_fragments": 2}`, `seed=1`. What is
-        in a group goes before `learners` and `steps`.
+      resume: continue the run in `workdir`, or its snapshot of this number; False: begin anew, and move an
+        earlier run there aside.
+      config: other settings of a run, a dict for each group: `sync={"num_fragments": 2}`, `seed=1`. They take
+        precedence over `learners` and `steps`.
 
     Raises:
       ConfigError, DataError: found before anything was trained; the message says what was expected.
@@ -86,7 +86,7 @@ def train(
         _run_processes(experiment, workdir, stop, resume)
     else:
         failure = run_job(experiment, workdir, stop, resume=resume, make_loop=make).failure
-        gc.collect()  # roles know each other: their arrays would fill the devices beside the next run's
+        gc.collect()  # roles refer to each other: their arrays would stay on the devices during the next run
         if failure is not None:
             raise RunError(failure)
     params = checkpoints.restore(workdir / "checkpoints").params
@@ -108,7 +108,7 @@ def _run_processes(
 
 
 def _name(make_loop: MakeLoop) -> str:
-    """By which another process can import the function; one made in a notebook or a function has none."""
+    """The name by which another process can import the function, if it is defined at a module's top level."""
     module = make_loop.__module__
     file = getattr(sys.modules["__main__"], "__file__", None)
     if module == "__main__" and file is not None:

@@ -3,7 +3,7 @@
 Twelve fleets in virtual time, of which half change half-way. Each is played with intervals that stay, and
 with a controller that considers those of experiments.plan on what it has measured lately. The table has, for
 each half, the points of the estimated loss by which the default and the controller are above the best.
-Outcome: docs/results/planning.md.
+Outcome: docs/results/merged_share.md.
 """
 
 from __future__ import annotations

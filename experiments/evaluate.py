@@ -30,7 +30,7 @@ def main(_) -> int:
     except CheckpointError as error:
         raise program.UsageError(f"checkpoint: {error}") from error
     e = checkpoint.experiment
-    e = dataclasses.replace(e, eval=dataclasses.replace(e.eval, every=0))  # which a run may have off
+    e = dataclasses.replace(e, eval=dataclasses.replace(e.eval, every=0))  # a run may have it off
     output = program.writable_file(_OUTPUT)
     assembly = assembly_of(e)
     found = assembly.scorer(assembly.mesh_on(jax.devices()))(checkpoint.params)

@@ -2,7 +2,7 @@
 
 Plays a dozen choices of H, codec, K and tau on the learners, links and merges of the recorded run, without
 arrays. Prints what becomes of each, the flags to restart with, and what a thin, far or slow learner is worth.
-The loss is a rough estimate (docs/results/planning.md). With a run of the virtual driver, or --config in
+The loss is a rough estimate (docs/results/merged_share.md). With a run of the virtual driver, or --config in
 place of --workdir, the fleet is that of config.virtual. The plan is also written to plan.json in the workdir,
 for the page.
 """

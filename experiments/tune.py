@@ -6,14 +6,15 @@ The file has `get_tuning()`, which returns
    "together": settings that are moved at once as well as alone, as the rate goes with the batch,
    "rows": [{"label": ..., "preset": ..., "axes": (setting, ...), setting: value, "against": label}, ...]}
 
-Each row climbs on the grid of its axes from the values that it has itself: the neighbours on one axis after
-another, to where no neighbour has a lower held-out loss, or the budget is spent. `choosing` are settings of
-these runs alone, such as another split; their seeds are --tuning_seeds. At its best point each row is then
-trained with --seeds, which chose nothing, and its loss held against that of the row `against`, seed by seed.
+Each row is a hill climb on the grid of its axes: from the row's own values it tries the neighbours on one
+axis after another, until no neighbour has a lower held-out loss or the budget is spent. `choosing` are
+settings of these runs alone, such as another split; their seeds are --tuning_seeds. The best point of each
+row is then trained with --seeds, which chose nothing, and its loss compared with that of the row `against`,
+seed by seed.
 
-A setting given here, --config.any.field=value, holds for every run. --jobs=N at a time; a run that has
-finished with the same settings is not run again, so that the same command resumes. Writes what
-was chosen to DIR/chosen.json and chosen.md, and the rows at their best to tune.json, tune.md and tune.png.
+A setting given here, --config.any.field=value, holds for every run; --jobs=N run at a time. A run that has
+finished with the same settings is not run again, so the same command resumes. Writes the chosen points to
+DIR/chosen.json and chosen.md, and the results at these points to tune.json, tune.md and tune.png.
 """
 
 from __future__ import annotations

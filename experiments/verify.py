@@ -1,7 +1,7 @@
 """Checks a run from its public log: `python -m experiments.verify --log=DIR --keys=DIR [--heads=DIR]`.
 
 The log is the syncer's tapes with config.json; the keys are each party's NAME.pub. With learners' receipts
-(--heads) all must have been told one history; with kept offers (--offers) merges are made again.
+(--heads) all must have been sent the same history; kept offers (--offers) are merged again and compared.
 """
 
 from __future__ import annotations

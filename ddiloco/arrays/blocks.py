@@ -12,11 +12,11 @@ import numpy as np
 from ddiloco.arrays.host_memory import aligned_empty
 
 Box = tuple[tuple[int, int], ...]
-"""Where a block begins and ends along each axis."""
+"""(start, stop) of a block along each axis."""
 
 
 class Cut(NamedTuple):
-    """Blocks of an array, without common elements."""
+    """Disjoint blocks of an array, by their boxes."""
 
     shape: tuple[int, ...]
     boxes: tuple[Box, ...]
@@ -32,12 +32,12 @@ class Cut(NamedTuple):
         return sum(math.prod(box_shape(box)) for box in self.boxes)
 
     def of(self, array: np.ndarray) -> tuple[np.ndarray, ...]:
-        """The blocks of an array of as many elements as the shape has: views where that is possible."""
+        """The blocks of an array, which is reshaped to `shape`; views where that is possible."""
         shaped = array.reshape(self.shape)
         return tuple(shaped[slices(box)] for box in self.boxes)
 
     def check(self) -> None:
-        """Raises ValueError where a block does not lie in the array."""
+        """Raises ValueError if a block is not within the array."""
         for box in self.boxes:
             ends = zip(box, self.shape, strict=True)
             if not all(0 <= start <= stop <= size for (start, stop), size in ends):
@@ -45,7 +45,7 @@ class Cut(NamedTuple):
 
 
 class Blocks:
-    """The blocks of an array that one process has; an index gives what lies in one of them.
+    """The blocks of an array that one process has; can be indexed within any one of them.
 
     Example:
       >>> halves = Blocks((4, 2), {((0, 2), (0, 2)): np.zeros((2, 2)), ((2, 4), (0, 2)): np.ones((2, 2))})
@@ -64,17 +64,17 @@ class Blocks:
 
     @property
     def all(self) -> np.ndarray:
-        """The array, of which this is the only block."""
+        """The array, if it is one block."""
         [block] = self.blocks.values()
         return block
 
     @property
     def cut(self) -> Cut:
-        """Which blocks these are."""
+        """The boxes of these blocks."""
         return Cut(self.shape, tuple(self.blocks))
 
     def __getitem__(self, index: tuple[slice, ...] | None) -> np.ndarray:
-        """Part of one block; raises KeyError where no block has all of it."""
+        """Part of one block; raises KeyError if no block contains it."""
         assert index is not None, "as shardings give it, where this process has a part"
         wanted = box_of(index, self.shape)
         if wanted in self.blocks:
@@ -124,7 +124,7 @@ def overlap(one: Box, other: Box) -> Box | None:
 
 
 def moved(box: Box, origin: Box) -> Box:
-    """The box as it lies in another one, of which it is a part."""
+    """The box relative to the start of `origin`, a box that contains it."""
     return tuple((start - a, stop - a) for (start, stop), (a, _) in zip(box, origin, strict=True))
 
 
@@ -145,10 +145,10 @@ class Gathered:
         self._parts: dict[Box, list[Box]] = {box: [] for box in cut.boxes}
 
     def add(self, blocks: Blocks) -> None:
-        """Adds the wanted parts of these; a block that is wanted as it is is kept, not copied.
+        """Copies the wanted parts of these; a block that equals a wanted one is kept without a copy.
 
         Raises:
-          ValueError: they are of an array of another shape.
+          ValueError: these blocks are of an array of another shape.
         """
         if blocks.shape != self._cut.shape:
             raise ValueError(f"blocks of an array of shape {blocks.shape}, not {self._cut.shape}")
@@ -166,7 +166,7 @@ class Gathered:
         return all(self._tiled(wanted) for wanted in self._parts)
 
     def blocks(self) -> Blocks:
-        """All of them; raises ValueError where something is missing, or came twice."""
+        """The assembled blocks; raises ValueError if a part is missing or came twice."""
         for wanted in self._parts:
             if not self._tiled(wanted):
                 raise ValueError(f"parts of the block {wanted} are missing, or came twice")
@@ -182,7 +182,7 @@ class Gathered:
 
 
 def owned(array: np.ndarray | jax.Array | Blocks) -> Blocks:
-    """The blocks of which this process has the first replica, in host memory; waits for their copy."""
+    """The blocks whose first replica this process has, copied to host memory; waits for the copies."""
     if isinstance(array, Blocks):
         return array
     if isinstance(array, np.ndarray | np.generic) or array.is_fully_addressable:
@@ -192,8 +192,8 @@ def owned(array: np.ndarray | jax.Array | Blocks) -> Blocks:
 
 
 def held(array: jax.Array) -> Blocks:
-    """All blocks that this process's devices have, in host memory; waits for their copy."""
-    # Of equal ones the first, which `copy_to_host_async` takes.
+    """All blocks that this process's devices have, copied to host memory; waits for the copies."""
+    # Of replicas the first, which is the one that `copy_to_host_async` copies.
     shards = {box_of(shard.index, array.shape): shard for shard in reversed(array.addressable_shards)}
     return Blocks(array.shape, {box: np.asarray(shard.data) for box, shard in shards.items()})
 
@@ -212,7 +212,7 @@ def needed(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> Cut:
 def placed(
     values: Sequence[np.ndarray | Blocks | jax.Array], shardings: Sequence[jax.sharding.Sharding]
 ) -> tuple[jax.Array, ...]:
-    """The arrays on the devices; a process with a part of these needs only that part of the values."""
+    """Puts the values on the devices; of each, a process needs only the part that its own devices hold."""
     if all(sharding.is_fully_addressable for sharding in shardings):
         arrays: tuple[jax.Array, ...] = jax.device_put(tuple(values), tuple(shardings))
         return arrays
@@ -225,7 +225,7 @@ def placed(
 
 
 def tiled(cuts: Sequence[Cut]) -> bool:
-    """Whether the blocks together are the array, each element once, and lie in a grid.
+    """Whether the blocks cover the array, each element once, and form a grid.
 
     >>> left, right = Cut((2, 4), (((0, 2), (0, 1)),)), Cut((2, 4), (((0, 2), (1, 4)),))
     >>> tiled([left, right]), tiled([left, left]), tiled([left])

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import jax.numpy as jnp
 import numpy as np
 
-_BLOCK = 1 << 18  # elements: what is made of them stays in the processor's cache
+_BLOCK = 1 << 18  # elements; temporary arrays of this size stay in the processor's cache
 _EXPONENT = np.uint16(0x7F80)  # of bfloat16: all bits set where a number is not finite
 
 
@@ -16,7 +16,7 @@ class NotFiniteError(ValueError):
 
 
 def is_finite(array: np.ndarray) -> bool:
-    """Whether all elements are finite, as integers always are; an array that is contiguous is not copied.
+    """Whether all elements are finite, as integers always are; contiguous arrays are not copied.
 
     Example:
       >>> is_finite(np.float32([1, 2])), is_finite(np.float32([1, np.nan])), is_finite(np.int32([1]))
@@ -26,7 +26,7 @@ def is_finite(array: np.ndarray) -> bool:
         return True
     flat = array.reshape(-1)
     blocks = (flat[at : at + _BLOCK] for at in range(0, flat.size, _BLOCK))
-    if array.dtype == jnp.bfloat16:  # of which np.isfinite takes ten times as long
+    if array.dtype == jnp.bfloat16:  # for which np.isfinite takes ten times as long
         return all(((block.view(np.uint16) & _EXPONENT) != _EXPONENT).all() for block in blocks)
     return all(np.isfinite(block).all() for block in blocks)
 
@@ -39,8 +39,8 @@ def check_finite(arrays: Iterable[tuple[str, np.ndarray]]) -> None:
 
 
 def check_state(arrays: Iterable[tuple[str, np.ndarray]]) -> None:
-    """As `check_finite`, of an inner optimizer's state, in which a single number may be anything.
+    """As `check_finite`, but for the state of an inner optimizer, whose scalars may be infinite or NaN.
 
-    A loop's own optimizer may keep the best loss so far, which begins as infinity (Optax' reduce_on_plateau).
+    For instance, optax's reduce_on_plateau keeps the best loss so far, which begins as infinity.
     """
     check_finite((name, array) for name, array in arrays if array.ndim)

@@ -1,4 +1,4 @@
-"""Host arrays that XLA's CPU client reads where they are, without a copy, or has for itself."""
+"""Host arrays that XLA's CPU client reads without a copy, or owns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def host_device() -> jax.Device:
 
 
 def owned(array: np.ndarray, device: jax.Device) -> jax.Array:
-    """A copy in memory of XLA's own, which a program may be given to write over; compiles nothing."""
+    """A copy in memory that XLA owns, so that it may be donated to a program; compiles nothing."""
     # XLA copies unaligned memory; it keeps aligned memory, even if asked to copy.
     memory = aligned_empty((array.nbytes + array.itemsize,), np.uint8)
     source = memory[array.itemsize :].view(array.dtype).reshape(array.shape)
@@ -37,8 +37,8 @@ def aligned_empty(shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> np.n
 def aligned(array: np.ndarray) -> np.ndarray:
     """The array itself if it is contiguous and aligned, otherwise an aligned copy.
 
-    Numpy copies because it asks the system for large memory pages and XLA does not: a tenth of the time for
-    arrays of 64 MiB.
+    Numpy makes the copy, not XLA: it asks the system for large memory pages, and takes a tenth of the time
+    for arrays of 64 MiB.
     """
     if array.flags.c_contiguous and array.ctypes.data % ALIGNMENT == 0:
         return array

@@ -73,8 +73,8 @@ def exchange_seconds(experiment: Experiment, num_params: int) -> float:
 class JobClock:
     """The job's virtual time: a step takes as long as for the slowest learner, at the speed of the phase.
 
-    Gradients are exchanged while the backward pass makes them, as if the first were there when it begins and
-    the last could go at once: what the exchange takes beyond it, all chips wait for the network.
+    The exchange of gradients overlaps with the whole backward pass, as if the first gradient were there at
+    its beginning; for what the exchange takes beyond it all chips wait for the network.
     """
 
     def __init__(self, experiment: Experiment, num_params: int, record: Callable[[Any], None]) -> None:
@@ -89,7 +89,7 @@ class JobClock:
         self._enter_phase()
 
     def step(self) -> None:
-        """Lets a step's time pass, interruptions too; raises StandsStill if the phases end before."""
+        """Advances by a step and its interruptions; raises StandsStill if the job stops for good before."""
         draws = [draw() for draw in self._times]
         # Chips whose learner's share is done wait for the slowest: on average for this part of the step.
         useful, slowest = sum(draws) / len(draws), max(draws)
@@ -105,12 +105,12 @@ class JobClock:
             self._show(State.STEPPING)
 
     def finish(self) -> None:
-        """Records that all chips are given back."""
+        """Records that all chips are released."""
         for learner, _, chips in self._phases[self._at].states:
             self._record(records.StateChanged(learner, State.FINISHED, self.now, chips))
 
     def _work(self, seconds: float, by_chips: bool = True) -> float:
-        """Lets this much work be done, and returns the seconds that it took, without those of standing still.
+        """Advances by `seconds` of work at full speed; returns the time it took, less that of standing still.
 
         Unless `by_chips`, it takes the same time on any number of chips.
         """
@@ -192,7 +192,7 @@ def run_without_arrays(
 def _play(
     clock: JobClock, steps: int, stop: threading.Event, done: Callable[[int], None]
 ) -> tuple[int, str | None]:
-    """Lets up to `steps` pass and calls `done` with each; gives the last step, and why it stopped early."""
+    """Plays up to `steps` steps, calls `done` with each, and returns the last and why it stopped early."""
     step, failure = 0, None
     while step < steps and not stop.is_set() and failure is None:
         try:
@@ -218,7 +218,7 @@ def steps_within(experiment: Experiment, num_params: int, seconds: float) -> int
 
 def _failing(experiment: Experiment, chips: Mapping[int, int], until: float) -> Iterator[JobPhase]:
     spares = tuple((job, State.STANDBY, chips[job]) for job in chips if job)
-    fleet = sum(chips.values())  # what spares could do is missing
+    fleet = sum(chips.values())  # spares included, which do no work
     for change in fleet_changes(experiment, until):
         if change.job:
             continue

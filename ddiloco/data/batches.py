@@ -49,7 +49,7 @@ class Selection:
 class Batches(Iterator[Batch]):
     """An endless iterator of batches whose state, a dict of JSON values, resumes it exactly.
 
-    The state holds a position for each shard: it also fits another batch size or, of text, row length.
+    The state holds a position for each shard, so it also fits another batch size or, for text, row length.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Batches(Iterator[Batch]):
 
 
 class _RowsInTurn(Iterator[Batch]):
-    """As many rows from each shard's stream; Grain's prefetching may run it ahead in a thread."""
+    """Equally many rows from each shard's stream; Grain may run it ahead in a thread."""
 
     def __init__(self, streams: Mapping[int, Stream], rows_each: int) -> None:
         self._streams = streams
@@ -127,10 +127,10 @@ def make_batches(
     """The endless training batches of the selected shards.
 
     Args:
-      read: (a shard's records in reading order without end, the same in order of the source, a seed) -> what
-        rows are made of.
-      rows: (what gives the n-th item of `read`, shard) -> the shard's rows.
-      identity: what else a saved state must agree with.
+      read: (a shard's records in reading order without end, the same once in the source's order, a seed) ->
+        the items that rows are made of.
+      rows: (a function of n: the n-th item of `read`, shard) -> the shard's rows.
+      identity: further values that a saved state must agree with.
 
     Raises:
       DataError: there are fewer records than shards.

@@ -28,7 +28,7 @@ class Examples:
     """The endless examples of one shard; their position is the number of the next one."""
 
     def __init__(self, example: Callable[[int], Example]) -> None:
-        """`example` gives example n = 0, 1, ... without end, the same one each time."""
+        """`example(n)` makes example n = 0, 1, ... without end, equal at each call."""
         self._example = example
         self.position = 0
 
@@ -65,7 +65,7 @@ def held_out_examples(
 ) -> list[Batch]:
     """Batches of examples evenly spaced over 0 .. available - 1, each at most once.
 
-    With fewer examples there are fewer batches, the last one filled up with zeros, `weights` too.
+    With fewer examples there are fewer batches; the last one is padded with zeros, also in `weights`.
     """
     wanted = min(batch_size * num_batches, available)
     found = [example(i * available // wanted) for i in range(wanted)]
@@ -78,7 +78,7 @@ def held_out_examples(
 
 
 _ASPECTS = (3 / 4, 4 / 3)  # of parts of an image, width over height
-_TRIES = 10  # to find a part that fits
+_TRIES = 10  # attempts to sample a part that fits
 
 
 def make_image_batches(
@@ -155,7 +155,7 @@ def part_of(
     """A random part (top, left, height, width) of an image, of random area and shape.
 
     As for Inception (arXiv 1409.4842, section 6): a share of the area from `smallest_area` to 1, and a width
-    over height from 3/4 to 4/3. If some tries do not fit in the image, the largest central part that does.
+    over height from 3/4 to 4/3. If no sample fits in the image, the largest central part of such a shape.
     """
     height, width = shape
     for _ in range(_TRIES):
@@ -203,11 +203,11 @@ def _open(config: ClassificationConfig, split: str, channels: int, num_classes: 
 
 
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-DIGITS = 1, 3  # on a canvas, at least and at most
+DIGITS = 1, 3  # minimum and maximum on a canvas
 
 
 def caption_length(config: CanvasConfig) -> int:
-    """The tokens, L, of the longest caption: its bytes and one that ends it."""
+    """L, the number of tokens of the longest caption: its bytes and eos."""
     return len(caption([3] * DIGITS[1])) + 1
 
 

@@ -1,14 +1,15 @@
 """The documents of a shard, also when the number of shards changes within an epoch.
 
-By itself, shard m of M reads documents m, m + M, ... of the data set, epoch after epoch, each in an order of
-its own. When M changes, what the old shards have not read of their epoch is divided evenly among the new
-ones. A new shard first reads its part, half-read documents from where they were left, and then by itself from
-the first epoch that no old shard had begun. So nothing of the current epoch is lost or read twice, and later
-epochs are whole. A shard that was an epoch behind the others does not make it up.
+*By itself*, that is while M stays the same, shard m of M reads documents m, m + M, ... of the data set, epoch
+after epoch, each epoch in an order of its own. When M changes, the unread documents of the old shards'
+current epoch are divided evenly among the new shards. A new shard first reads its part of them, half-read
+documents from where they were left, and then by itself from the first epoch that no old shard had begun. So
+no document of the current epoch is lost or read twice, and later epochs are whole. A shard that was an epoch
+behind the others does not read the epoch that it has missed.
 
-A learner that joins beyond the first ones is a second reader of another's shard, as shard M + m: from the
-epoch in which that one is, it reads each epoch of shard m from its end. Until the two meet, which takes no
-message between them, no document is read twice; each then goes on to its own end of the epoch.
+A learner that joins beyond the first M shares the shard of learner m, as shard M + m: it starts in the
+current epoch of shard m and reads each epoch backwards. Without exchanging a message, the two read no
+document twice until they meet; then each goes on to its own end of the epoch.
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ Position = Any
 
 
 class ShardSpan(NamedTuple):
-    """Documents `first` to `stop - 1` in the order in which a shard by itself reads all epochs."""
+    """Documents `first` to `stop - 1` of the order in which a shard by itself reads, over all epochs."""
 
     num_shards: int
     shard: int
     first: int
     stop: int
     offset: int = 0
-    """Tokens of the first document that have been read."""
+    """Tokens of the first document that are already read."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ShardAssignment:
-    """The documents that a shard reads, numbered 0, 1, ... without end: some spans, then epochs by itself."""
+    """The endless sequence of a shard's documents, numbered from 0: first `spans`, then epochs by itself."""
 
     shard: int
     num_shards: int
@@ -48,10 +49,10 @@ class ShardAssignment:
     """Documents in the data set."""
     spans: tuple[ShardSpan, ...] = ()
     epoch: int = 0
-    """The first that the shard reads by itself."""
+    """The first epoch that the shard reads by itself."""
 
     def at(self, number: int) -> ShardSpan:
-        """The document with this number, alone."""
+        """The document with this number, as a span of one."""
         if number >= self._in_spans:
             own = self.epoch * self.epoch_size + number - self._in_spans
             return ShardSpan(self.num_shards, self.shard, own, own + 1)
@@ -62,13 +63,13 @@ class ShardAssignment:
         return span._replace(first=first, stop=first + 1, offset=offset)
 
     def epoch_of(self, number: int) -> int:
-        """The epoch of the document with this number; spans are of the one before the shard's first."""
+        """The epoch of the document with this number; `spans` are of the epoch before `self.epoch`."""
         if number < self._in_spans:
             return self.epoch - 1
         return self.epoch + (number - self._in_spans) // self.epoch_size
 
     def rest(self, begun: int) -> list[ShardSpan]:
-        """What the first `begun` documents leave of the epoch of the last of them."""
+        """The rest of the current epoch, once the first `begun` documents have been begun."""
         last = max(begun - 1, 0)
         if last < self._in_spans:
             return _cut(self.spans, begun, self._in_spans)
@@ -97,7 +98,7 @@ class ShardAssignment:
 
     @property
     def epoch_size(self) -> int:
-        """Documents of an epoch by itself."""
+        """Documents in an epoch that the shard reads by itself."""
         return epoch_size(self.records, self.shard, self.num_shards)
 
 
@@ -105,27 +106,27 @@ class Stream(Protocol):
     """Endless rows."""
 
     position: Position
-    """The next row, in JSON values; setting it goes there and forgets what was read ahead."""
+    """Position of the next row, in JSON values; setting it seeks there and drops what was read ahead."""
 
     def take(self, count: int) -> dict[str, Any]:
         """The next `count` rows, each array (count, ...)."""
 
 
 class Ahead:
-    """Documents by number; threads make the following ones before they are asked for.
+    """Documents by number, of which threads read the next ones ahead.
 
-    For one thread that asks for each once, mostly in order.
+    For one caller, which asks for each document once, mostly in order.
     """
 
     def __init__(
         self, document: Callable[[int], Any], pool: concurrent.futures.Executor | None, count: int
     ) -> None:
-        """`document` gives the n-th; `count` is how many are under way or wait in the pool. None: no pool."""
+        """`document(n)` reads document n; `pool` reads up to `count` ahead, or none if it is None."""
         self._document, self._pool, self._count = document, pool, count
         self._waiting: dict[int, concurrent.futures.Future[Any]] = {}
 
     def __call__(self, number: int) -> Any:
-        """The document; raises what its reading raised."""
+        """Document `number`; raises what reading it raised."""
         if self._pool is None:
             return self._document(number)
         if number not in self._waiting:
@@ -136,7 +137,7 @@ class Ahead:
         return self._waiting.pop(number).result()
 
     def forget(self) -> None:
-        """Drops what is under way, since numbers have come to mean other documents."""
+        """Drops what was read ahead, since the numbering of documents has changed."""
         for waiting in self._waiting.values():
             waiting.cancel()
         self._waiting = {}
@@ -146,9 +147,9 @@ class ShardStream:
     """The endless rows of one shard; their position holds the shard's assignment too.
 
     Args:
-      by_itself: (shard, number of shards) -> what gives the n-th document that this shard reads by itself.
-      rows: makes rows of documents, given what gives the n-th of them.
-      pool, count: as of `Ahead`.
+      by_itself: (shard, number of shards) -> a function of n: the n-th document that it reads by itself.
+      rows: (a function of n: the n-th document) -> the rows made of these documents.
+      pool, count: as in `Ahead`.
     """
 
     def __init__(
@@ -169,7 +170,7 @@ class ShardStream:
 
     @property
     def position(self) -> Position:
-        """The next row, in JSON values."""
+        """Position of the next row, in JSON values."""
         at = self._rows.position
         return at if self._assignment == self._initial else self._assignment.position(at)
 
@@ -192,10 +193,10 @@ class ShardStream:
 def reshard(
     states: Sequence[Mapping[str, Any]], num_shards: int, groups: Sequence[Sequence[int]] | None = None
 ) -> list[dict[str, Any] | None]:
-    """The states with which batches of `num_shards` shards continue where other batches stopped.
+    """The states from which batches of `num_shards` shards continue where other batches stopped.
 
-    With as many shards as before, each continues as it was. Of a shard that has no state, the whole newest
-    epoch counts as unread: what it had read of that is read again.
+    If the number of shards is the same, so are their positions. A shard without a state counts as having read
+    nothing of the newest epoch: what it had read of that is read again.
 
     Args:
       states: from `Batches.get_state`, of different shards of the same data.
@@ -204,8 +205,8 @@ def reshard(
 
     Returns:
       A state for each group, for `Batches.set_state` of batches of the same data. Its count of batches
-      begins again unless the same shards were read together before. None: of a second reader, or of this
-      learner's own loop, nothing is known.
+      begins at 0 unless the same shards were read together before. None where no state is known: of a second
+      reader, or of a learner's own loop.
 
     Raises:
       DataError: the states are of different data or cannot be read.
@@ -247,7 +248,7 @@ def _of_loops(states: Sequence[Mapping[str, Any]], num_learners: int) -> list[di
 
 
 def beside(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Where a second reader of the same shards begins: at the end of its epoch of each; raises DataError."""
+    """The state of a new second reader of the same shards, at the ends of their epochs. Raises DataError."""
     try:
         stream = state["stream"]
         shards, records = stream["num_shards"], stream["records"]
@@ -263,12 +264,12 @@ def beside(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def epoch_size(records: int, shard: int, num_shards: int) -> int:
-    """Documents of one shard by itself in an epoch: `shard`, `shard + num_shards`, ..."""
+    """Documents of one shard in an epoch: `shard`, `shard + num_shards`, ..."""
     return len(range(shard % num_shards, records, num_shards))
 
 
 def from_its_end(number: int, epoch_size: int) -> int:
-    """The place in the shard's order of the document that its second reader reads as the n-th.
+    """Index, in a shard's order, of the n-th document of its second reader, which reads epochs backwards.
 
     >>> [from_its_end(n, 3) for n in range(6)]
     [2, 1, 0, 5, 4, 3]
@@ -290,7 +291,7 @@ def _reassigned(
         for number, offset in unfinished:
             span = assignment.at(number)
             half_read.append(span._replace(offset=span.offset + offset))
-        if shard >= before:  # what the second reader has not read is the first one's to read
+        if shard >= before:  # a second reader's unread documents count with the first reader's
             continue
         second = positions.get(shard + before)
         rest = assignment.rest(begun)
@@ -313,7 +314,7 @@ def _reassigned(
 def _unread_by_both(
     rest: Sequence[ShardSpan], shard: int, num_shards: int, records: int, second: Position
 ) -> list[ShardSpan]:
-    """The part of a shard's rest that its second reader, at this position, has not read either."""
+    """The part of a shard's unread rest that its second reader, at position `second`, has not read either."""
     assignment, at = ShardAssignment(shard + num_shards, num_shards, records).read(second)
     size = assignment.epoch_size
     first = assignment.epoch * size

@@ -49,7 +49,7 @@ class Split(NamedTuple):
     features: Any
     """TFDS' description of the features, by name."""
     of_kind: Mapping[str, str]
-    """The features that are read, by what they hold: text, or image and label."""
+    """The names of the features that are read, by kind: text, or image and label."""
     full_name: str
     """TFDS' own: data set, config and version."""
     name: str
@@ -115,7 +115,7 @@ class ImageSource(Source):
         return self._kept[index]
 
     def keep_if_few(self) -> None:
-        """Keeps each image once it is decoded, if all take KEPT_BYTES at most where they are as the first."""
+        """Keeps decoded images in memory if all together have KEPT_BYTES at most, judged by the first."""
         if len(self) * self[0]["image"].nbytes <= KEPT_BYTES:
             self._kept = {}
 
@@ -157,13 +157,13 @@ def open_text(
       split: a TFDS split such as `train` or `train[:10%]`.
       data_dir: the folder of prepared data sets; None as in `data_root`.
       feature: the feature that holds the text.
-      setting: the one that names the split, for what is said of it.
+      setting: the name of the setting that has the split, for error messages.
 
     Raises:
       DataError: no such data set, split or text feature; or it is not prepared and cannot be downloaded.
     """
     source = TextSource(_open(name, split, data_dir, {"text": feature}, setting))
-    _ = source[0]  # files are opened on the first read, but a missing one is to be reported now
+    _ = source[0]  # files are opened on the first read; a missing one is reported now
     return source
 
 

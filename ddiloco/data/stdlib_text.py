@@ -19,7 +19,7 @@ from ddiloco.data.tfds_builder import LocalBuilder, one_in
 
 VALIDATION_ONE_IN = 20
 
-# Packages that an installation adds, and CPython's own tests: more than half of the bytes, much of it tables.
+# Installed packages, and CPython's own tests: more than half of the bytes, much of it tables.
 _LEFT_OUT_AT_TOP = frozenset({"site-packages", "dist-packages", "test"})
 
 
@@ -62,7 +62,7 @@ def documents(root: str | os.PathLike[str]) -> Iterator[tuple[str, str]]:
 
 
 def _interpreter() -> str:
-    """A name for this interpreter's library; a patched one of the same version has another name."""
+    """A name for this interpreter's library; a patched library of the same version has another name."""
     root = sysconfig.get_path("stdlib")
     listing = hashlib.blake2b(digest_size=4)
     for path in standard_library_files(root):

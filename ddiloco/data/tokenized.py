@@ -1,4 +1,4 @@
-"""Documents as tokens: tokenized as they are read, or read from files that hold their tokens.
+"""Documents as tokens: tokenized as they are read, or read from files of tokens.
 
 Both give the same tokens in the same order, so that a run may change from one to the other.
 """
@@ -74,7 +74,7 @@ class TokenizedSource(Sequence[np.ndarray]):
     """The documents of one split as `write` has tokenized them."""
 
     def __init__(self, config: DataConfig, tokenizer: Tokenizer, split: str) -> None:
-        """Raises DataError where the files are of other text, by another tokenizer, or cannot be read."""
+        """Raises DataError if the files are of another text or tokenizer, or cannot be read."""
         import grain
 
         folder = pathlib.Path(config.tokenized or "")
@@ -128,13 +128,13 @@ def write(
     threads: int,
     print_line: Callable[[str], None],
 ) -> None:
-    """Tokenizes the splits that `config` trains on and holds out, as ArrayRecord, a file for each thread.
+    """Tokenizes the training and held-out splits of `config` into ArrayRecord files, one for each thread.
 
-    The folder has all or does not exist. `print_line` takes a line for each split.
+    The folder appears once all is written. `print_line` is called with a line for each split.
 
     Raises:
       DataError: the text cannot be opened.
-      OSError: the disk refuses, or the folder is there already.
+      OSError: writing fails, or the folder exists already.
     """
     if folder.exists():
         raise FileExistsError(errno.EEXIST, "is there already", str(folder))
@@ -172,7 +172,7 @@ def _write(
             same = (itertools.repeat(one) for one in (source, dtype, given_up))
             try:
                 tokens = sum(pool.map(_write_file, paths, parts, *same))
-            except BaseException:  # also Ctrl-C; the pool ends once all of its threads have
+            except BaseException:  # also Ctrl-C; leaving the pool waits for its threads
                 given_up.set()
                 raise
         splits[split] = {"files": names, "documents": len(source), "tokens": tokens}
@@ -184,7 +184,7 @@ def _write(
 def _write_file(
     path: str, documents: range, source: Sequence[np.ndarray], dtype: np.dtype, given_up: threading.Event
 ) -> int:
-    """Writes these documents to one file, until all is given up; the number of their tokens."""
+    """Writes these documents to one file, until `given_up` is set; returns the number of their tokens."""
     from array_record.python.array_record_module import ArrayRecordWriter
 
     writer, tokens = ArrayRecordWriter(path, "group_size:1"), 0
@@ -199,7 +199,7 @@ def _write_file(
 
 
 def _identity(config: DataConfig, tokenizer: Tokenizer) -> dict[str, str]:
-    """The identity of a split's tokens."""
+    """What must be equal for files of tokens to be used."""
     return {
         "name": config.name,
         "text_feature": config.text_feature,
@@ -208,7 +208,7 @@ def _identity(config: DataConfig, tokenizer: Tokenizer) -> dict[str, str]:
 
 
 def _check_files(config: DataConfig, folder: pathlib.Path, full_name: str) -> None:
-    """Raises DataError where the files that were tokenized are on this machine, and are others now."""
+    """Raises DataError if the files of text are on this machine, and have changed since."""
     if not is_path(config.name):
         return
     try:

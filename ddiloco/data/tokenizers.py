@@ -101,13 +101,13 @@ class SentencePieceTokenizer:
 
 
 class HuggingFaceTokenizer:
-    """A tokenizer.json; the files beside it name its special tokens (`ddiloco.data.tokenizers`).
+    """A tokenizer.json; the files beside it name its special tokens (`read_special_tokens`).
 
     A document ends with eos. It begins with bos if `add_bos_token` is true or, without that setting, if
     tokenizer.json adds it; never if bos is eos.
 
     Raises:
-      ConfigError: a file is missing or something else, or the package tokenizers is.
+      ConfigError: a file is missing or invalid, or the package tokenizers is not installed.
     """
 
     def __init__(self, model_file: str, control_tokens: str = "text") -> None:
@@ -194,7 +194,7 @@ class HuggingFaceTokenizer:
         return bos in self._tokenizer.encode("").ids if wanted is None else wanted
 
     def _unknown(self, named: Mapping[str, Any] | None) -> int | None:
-        """The id for text that has no tokens."""
+        """The id of text that the vocabulary cannot express, if there is one."""
         token = getattr(self._tokenizer.model, "unk_token", None) or (named or {}).get("content")
         return None if token is None else self._tokenizer.token_to_id(token)
 
@@ -218,7 +218,7 @@ class HuggingFaceTokenizer:
 
 
 def make_tokenizer(config: DataConfig) -> Tokenizer:
-    """The tokenizer that `config` names; raises ConfigError if its file is none."""
+    """The tokenizer that `config` names; raises ConfigError if its file is missing or invalid."""
     file = config.tokenizer_model or ""
     if config.tokenizer == "huggingface":
         return HuggingFaceTokenizer(file, config.control_tokens)
@@ -226,14 +226,14 @@ def make_tokenizer(config: DataConfig) -> Tokenizer:
 
 
 def without_end(config: DataConfig, tokenizer: Tokenizer) -> list[str]:
-    """A warning if documents get no end."""
+    """A warning if the tokenizer has no eos, so that documents have no end."""
     if tokenizer.eos is not None:
         return []
     return [f"data.tokenizer_model: {config.tokenizer_model} has no eos token: no document has an end"]
 
 
 def check_bytes(vocab_size: int) -> None:
-    """Raises ValueError if a model with so many ids has too few for bytes; the message names its field."""
+    """Raises ValueError if a vocabulary is too small for byte tokens; the message names the field."""
     if vocab_size < ByteTokenizer.vocab_size:
         raise ValueError(
             f"model.vocab_size: is {vocab_size}, but bytes need at least {ByteTokenizer.vocab_size}"
@@ -267,7 +267,7 @@ def _replaced(ids: np.ndarray, by: Mapping[int, Sequence[int]]) -> np.ndarray:
 
 SETTINGS_FILE = "tokenizer_config.json"
 _SPECIAL_TOKENS, _ADDED_TOKENS = "special_tokens_map.json", "added_tokens.json"
-# Of the model: transformers takes the end of a text from the first that names one
+# The model's: transformers takes eos_token_id from the first of them that has one
 _MODEL_FILES = ("generation_config.json", "config.json")
 OF_TOKENIZER = (SETTINGS_FILE, _SPECIAL_TOKENS, _ADDED_TOKENS)
 _LISTS = ("additional_special_tokens", "extra_special_tokens")
@@ -275,7 +275,7 @@ _LISTS = ("additional_special_tokens", "extra_special_tokens")
 
 @dataclasses.dataclass(frozen=True)
 class SpecialTokens:
-    """The content of the files."""
+    """The special tokens that the files beside a tokenizer.json define."""
 
     named: Mapping[str, Mapping[str, Any]]  # by role, such as eos_token: content and flags of the token
     others: Sequence[Mapping[str, Any]]  # special tokens without a role
@@ -291,8 +291,8 @@ def read_special_tokens(folder: pathlib.Path) -> SpecialTokens:
     `added_tokens_decoder`. Where it has one, the map is read for roles that it does not name.
 
     Raises:
-      OSError: none is there, or one cannot be read.
-      ValueError, TypeError, LookupError, AttributeError: one holds something else.
+      OSError: all are missing, or one cannot be read.
+      ValueError, TypeError, LookupError, AttributeError: the content of one is invalid.
     """
     if not any((folder / name).exists() for name in (*OF_TOKENIZER, *_MODEL_FILES)):
         (folder / SETTINGS_FILE).read_bytes()  # raises that there is none

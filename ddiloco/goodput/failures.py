@@ -13,7 +13,7 @@ YEAR = 365.25 * 24 * 3600.0  # seconds
 
 @dataclasses.dataclass(frozen=True)
 class FailureModel:
-    """Rates and times of interruptions, which come and go after exponential times.
+    """Rates and durations of interruptions, which are exponentially distributed.
 
     From the paper's failure simulation; values: docs/results/goodput.md.
     """
@@ -88,7 +88,7 @@ class SpareCapacity:
 
         free_share * sum over j = 1 .. E of exp(-j / (B * mean_size))
 
-    extra learners are there: each further one brings less, as in the paper's scavenging experiment.
+    extra learners are present: each further one brings less, as in the paper's scavenging experiment.
     """
 
     extra_learners: int = setting(0, "learners that join and leave, beside the permanent ones", at_least=0)

@@ -23,22 +23,22 @@ class LaunchedRun:
 
     name: str  # of the run, in lower case letters, digits and dashes
     config: Sequence[str]  # its settings as program arguments, `--config=FILE` first
-    learners: int  # at most; the engine starts each when it has resources
-    processes: int = 1  # hosts of each learner, with a process each
+    learners: int  # maximum; the engine starts each when it has resources
+    processes: int = 1  # of each learner, one a host
     grace: float = 25.0  # seconds that a process gets between the order to stop and its end
     port: int = 7070  # at which the syncer listens; learners answer each other at the next one
     shards: int = 1  # processes of the syncer
 
     @property
     def settings(self) -> list[str]:
-        """`config`, and the hosts of learners that have several: the syncer keeps room for their calls."""
+        """`config`, and the hosts of learners that have several, so that the syncer expects their calls."""
         if self.processes == 1:
             return [*self.config]
         return [*self.config, f"--config.remote.hosts={f'{self.processes},' * self.learners}"]
 
     @property
     def donor_port(self) -> int:
-        """At which a learner gives others its inner state."""
+        """Port at which a learner sends others its inner state."""
         return self.port + 1
 
     @property
@@ -48,7 +48,7 @@ class LaunchedRun:
 
     @property
     def health_port(self) -> int:
-        """At which every process answers probes."""
+        """Port at which every process answers probes."""
         return self.port + 10
 
     def shard_port(self, shard: int) -> int:
@@ -72,16 +72,16 @@ class LaunchPlan:
                 (folder / name).chmod(0o755)
 
     def shown(self) -> str:
-        """The commands as a shell takes them, a line each."""
+        """The commands quoted for a shell, one a line."""
         return "\n".join(map(shlex.join, self.commands))
 
     def carry_out(self, folder: pathlib.Path, run: Callable[..., int] = subprocess.call) -> int:
-        """Runs the commands in the folder of the files; the exit code of the first that fails, else 0."""
+        """Runs the commands in the folder of the files; returns the first exit code that is not 0, else 0."""
         return next((code for command in self.commands if (code := run(command, cwd=folder))), 0)
 
 
 def filled(template: str, **values: Any) -> str:
-    """A file of `templates/` with these values in it; `quoted`, they are what YAML and JSON read back."""
+    """A file of `templates/` with these values; the filter `quoted` writes a string for YAML and JSON."""
     made = jinja2.Environment(
         loader=jinja2.FunctionLoader(lambda name: (_TEMPLATES / name).read_text()),
         undefined=jinja2.StrictUndefined,

@@ -32,14 +32,13 @@ from ddiloco.telemetry.waits import waiting
 POLL = 0.1  # seconds
 LEAVE_SECONDS = 90.0  # for a syncer to end the run once its last learner has ended
 LATE_SECONDS = 15.0  # for learners to end after their syncer has
-SPARE_SECONDS = 2.0  # that a spare's process gets before another spare is made
-STEADY_SECONDS = 60.0  # of a process, after which its earlier failures are forgotten if the run got on
+SPARE_SECONDS = 2.0  # from a spare's use until another spare is started
+STEADY_SECONDS = 60.0  # of uptime, after which earlier failures are forgotten if the run has progressed
 TOGETHER_SECONDS = 5.0  # for the processes of a learner to end once one of them has
 LOST = 255  # exit code of a process whose end was missed, since the fork server was killed
-CHIP_BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}  # of so many TPU chips of one process
+CHIP_BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}  # by the number of a process's TPU chips
 
 _DEVICE_COUNT = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
-
 
 # Called at each start of a process with its role, its number and None, and at its end, before a restart, with
 # its exit code (minus the signal that killed it); in the supervisor's thread.
@@ -63,10 +62,10 @@ class Role:
     started_at: float = 0.0
     ended_at: float = 0.0  # of the last process whose end was passed to `observe`
     due_at: float | None = None  # when to start it; None: it runs, or will not be started again
-    assignment: str = ""  # line on a spare's standard input that gives it the role; empty: no spare can
+    assignment: str = ""  # line on a spare's standard input that gives it the role; empty: none may take it
     observed: bool = True  # whether its end, if any, was passed to `observe`
-    begun: Callable[[], bool] = lambda: True  # whether its first start came so far that there is an "again"
-    hosts: int = 1  # processes that it is, which live and die as one; `process` is the first
+    begun: Callable[[], bool] = lambda: True  # whether its first start went so far that `again` applies
+    hosts: int = 1  # number of its processes, which live and die as one; `process` is the first
     others: list[BaseProcess] = dataclasses.field(default_factory=list)  # those after the first
 
     @property
@@ -109,10 +108,10 @@ class Supervisor:
         observe: Observe = lambda name, pid, code: None,
         late_seconds: float = LATE_SECONDS,
     ) -> None:
-        """`note` takes a line on each death; learners have `late_seconds` to follow the syncer.
+        """`note` is called with a line on each death; learners have `late_seconds` to end after the syncer.
 
-        `workdir`: the run's, which shows progress, after which earlier failures do not count, and whether the
-        run has failed for good, so that the syncer is not restarted.
+        `workdir`: the run's. Its files show progress, after which earlier failures do not count, and whether
+        the run has failed for good, so that the syncer is not restarted.
         """
         self._roles, self._config, self._note, self._workdir = roles, config, note, workdir
         self._late_seconds, self._observe = late_seconds, observe
@@ -154,12 +153,12 @@ class Supervisor:
             self._stop_syncer()
         self._wait_for_learners()
         code = self._roles.syncer.process.exitcode
-        if code in (-signal.SIGTERM, -signal.SIGHUP):  # before it could take that for the word to save
+        if code in (-signal.SIGTERM, -signal.SIGHUP):  # it was not yet handling the signal
             return SIGNALLED - code
         return code if code is not None and code >= 0 else 1  # killed, or too slow to leave
 
     def _run_is_over(self) -> bool:
-        """Whether the syncer has ended as it should, or as it would again; else it is restarted."""
+        """Whether the syncer has ended regularly, or as it would again; else it is restarted."""
         code = self._roles.syncer.process.exitcode
         if code is None or self._roles.syncer.due_at is not None:
             return False
@@ -174,7 +173,7 @@ class Supervisor:
         return rounds
 
     def _given_up(self, role: Role) -> bool:
-        """Whether it has failed too often; one that has only just died has not yet."""
+        """Whether it has failed too often; False until its last death is counted."""
         return role.over and role.failures > self._config.restarts
 
     def _last_learner(self) -> Role | None:
@@ -191,7 +190,7 @@ class Supervisor:
         return last is not None and last.process.exitcode == 0
 
     def _is_deserted(self) -> bool:
-        """Whether no learner is left to end the run; one that fails as it leaves is no proof at once."""
+        """Whether no learner is left to end the run; unsure at first, since one may fail as it leaves."""
         last = self._last_learner()
         if last is None or last.process.exitcode == 0:
             return False
@@ -231,7 +230,7 @@ class Supervisor:
     def _end_together(self, role: Role) -> None:
         """Ends all processes of a role once one of them has ended otherwise than it should."""
         codes = [process.exitcode for process in (role.process, *role.others)]
-        if any(codes):  # those that end by themselves have a moment to say why
+        if any(codes):  # the others have a moment to end by themselves and report why
             for process in (role.process, *role.others):
                 process.join(TOGETHER_SECONDS)
                 if process.exitcode is None:
@@ -246,7 +245,7 @@ class Supervisor:
         role.started_at, role.observed, spare.observed = time.monotonic(), False, True
         spare.due_at = time.monotonic() + SPARE_SECONDS
         self._observe(role.name, role.process.pid, None)
-        # If it has just died, the next look finds that.
+        # If it has just died, the next poll detects that.
         with contextlib.suppress(OSError), spare.stdin:
             os.write(spare.stdin.fileno(), f"{role.assignment}\n".encode())
 
@@ -278,9 +277,9 @@ class Supervisor:
             self._observe(role.name, role.process.pid, role.process.exitcode)
 
     def _stop_syncer(self) -> None:
-        """Has the syncer, or a new one if it is dead, end the run at the learners and save all.
+        """Has the syncer, or a new one if it is dead, end the run for the learners and save everything.
 
-        The time goes with the size of the model; a second signal ends this process at once.
+        How long this takes depends on the size of the model; a second signal ends this process at once.
         """
         dead = self._roles.syncer.process.exitcode is not None and not self._run_is_over()
         if dead and self._roles.syncer.begun():
@@ -308,7 +307,7 @@ class Supervisor:
 
 
 def _refused(role: Role) -> bool:
-    """Whether it has ended as it would again; what refuses a later start is a failure (RESTARTED)."""
+    """Whether it was refused, as it would be again; refusing a later start is a failure (RESTARTED)."""
     return role.over and any(p is not None and p.exitcode == REFUSED for p in (role.process, *role.others))
 
 
@@ -331,11 +330,10 @@ def learner_environment(
 ) -> dict[str, str]:
     """The environment of one learner's process, in which it sees its share of the devices.
 
-    Simulated CPU devices are divided evenly, at least one each; the GPUs that CUDA_VISIBLE_DEVICES lists
-    likewise, with learners in turn where there are fewer GPUs; and the chips of TPU_VISIBLE_CHIPS. Otherwise
-    all processes see the same devices.
-    On CPU devices a learner computes in as many threads as its share of the cores of this process. The
-    learner's `hosts` share its simulated devices.
+    Divided evenly are simulated CPU devices, at least one each; the GPUs that CUDA_VISIBLE_DEVICES lists,
+    which learners share in turn if there are fewer GPUs; and the chips of TPU_VISIBLE_CHIPS. Without these
+    all processes see the same devices. On CPU devices a learner computes in as many threads as its share of
+    this process's cores. The learner's `hosts` share its simulated devices.
     """
     given = processes.share_of_threads(environment, num_learners * hosts)
     flags = given.get("XLA_FLAGS", "")
@@ -368,10 +366,10 @@ def syncer_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def share_of_chips(learner: int, num_learners: int, environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that have a learner see its share of the chips that TPU_VISIBLE_CHIPS lists, if it does.
+    """The variables by which a learner sees its share of the chips in TPU_VISIBLE_CHIPS; empty if not set.
 
     Raises:
-      ConfigError: there are fewer chips than learners, since a chip is of one process.
+      ConfigError: there are fewer chips than learners; a chip belongs to one process.
     """
     chips = [chip for chip in environment.get("TPU_VISIBLE_CHIPS", "").split(",") if chip]
     if not chips or num_learners == 1:
@@ -383,15 +381,15 @@ def share_of_chips(learner: int, num_learners: int, environment: Mapping[str, st
         "TPU_VISIBLE_CHIPS": ",".join(chips[learner * each : (learner + 1) * each]),
         "TPU_CHIPS_PER_PROCESS_BOUNDS": CHIP_BOUNDS[each],
         "TPU_PROCESS_BOUNDS": "1,1,1",
-        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # a process of four chips otherwise counts as that of all
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # else a process of four chips is taken to own all
     }
 
 
-RESTARTED = ["--restarts=1"]  # what refuses a process that was started before may pass
+RESTARTED = ["--restarts=1"]  # refusals of a process that was started before may be temporary
 
 
 def _begun(workdir: pathlib.Path, resume: bool) -> Callable[[], bool]:
-    """Whether a run has begun in the workdir; with `resume` at any time, else since this was called."""
+    """A function: whether a run has begun in the workdir; with `resume` at any time, else since this call."""
 
     def found() -> run_mark.RunMark | None:
         with contextlib.suppress(run_mark.RunMarkError):  # the syncer will say why
@@ -403,7 +401,7 @@ def _begun(workdir: pathlib.Path, resume: bool) -> Callable[[], bool]:
 
 
 def _with_tokens(environment: Mapping[str, str], learners: int) -> dict[str, str]:
-    """The environment with a token for each learner; a file would have to last as long as the run."""
+    """The environment with a token for each learner, not in a file, which would have to outlast the run."""
     tokens = "".join(f"{m} {secrets.token_hex(24)}\n" for m in range(learners))
     kept = {name: value for name, value in environment.items() if name != f"{PREFIX}TOKEN_FILE"}
     return {**kept, f"{PREFIX}TOKEN": tokens}
@@ -430,9 +428,9 @@ class FailureStudy:
     """Hooks of a study of failures into a run's processes.
 
     Attributes:
-      observe: as the supervisor's.
-      route: from a learner and the syncer's HOST:PORT, the HOST:PORT that the learner connects to.
-      played: by learner, a module that plays it in the place of experiments.learner; no spare replaces it.
+      observe: as in `Supervisor`.
+      route: (learner, the syncer's HOST:PORT) -> the HOST:PORT that the learner connects to.
+      played: by learner, the module that runs instead of experiments.learner; no spare replaces it.
     """
 
     observe: supervisor.Observe = lambda name, pid, code: None
@@ -454,13 +452,13 @@ def run_all(
     study: FailureStudy = _NOTHING,
     resume: bool = False,
 ) -> int:
-    """Runs them on the loopback, each learner with a token of its own; returns the exit code.
+    """Runs all roles on the loopback, each learner with a token of its own; returns the exit code.
 
     Args:
       config: the same settings as program arguments, `--config=FILE` first.
-      note: takes a line on what happens to the processes.
+      note: called with a line on what happens to the processes.
       profile: FIRST:LAST steps that learner 0 profiles.
-      study: what a study of failures sees and does.
+      study: hooks of a study of failures.
       resume: whether to resume the run in the workdir.
     """
     count, played = experiment.max_learners, study.played

@@ -56,7 +56,7 @@ class LocalLink:
         self._learner, self._worker, self._record = learner, worker, record
 
     def deliver(self, delivery: Delivery) -> None:
-        """Puts it into the learner's inbox; recorded are the bytes that a wire would move."""
+        """Puts it into the learner's inbox; records the bytes that a network would carry."""
         self._worker.inbox.put(delivery)
         if isinstance(delivery, EventDelivery) and delivery.fragments:
             moved = [delivery.difference] if delivery.difference else delivery.fragments
@@ -64,11 +64,11 @@ class LocalLink:
             self._record(records.Transferred(self._learner, sent=0, received=size))
 
     def begun(self, incarnation: int) -> None:
-        """Nothing follows: threads of one process do not give each other inner states."""
+        """Does nothing: threads of one process do not send each other inner states."""
 
 
 class LocalOffers:
-    """Hands a learner's offers to the syncer in the same process, once they are in host memory."""
+    """Passes a learner's offers to the syncer in the same process, once they are in host memory."""
 
     def __init__(self, senders: concurrent.futures.Executor, syncer: SyncerWorker) -> None:
         self._senders, self._syncer = senders, syncer
@@ -113,7 +113,7 @@ class LocalRun:
         A run in the workdir is continued.
 
         Raises:
-          ConfigError: the disk refuses.
+          ConfigError: the workdir cannot be written.
           DurableStateError, RunMarkError: the run in the workdir cannot be resumed.
         """
         e = assembly.experiment
@@ -145,11 +145,11 @@ class LocalRun:
         self._syncer = SyncerWorker(core, self._model, self._record, self._committed, durable, tape)
         if durable is not None:
             self._take_snapshots(durable, core.step)
-        with waiting("learners to compile"):  # and nothing else: merges and evaluations compile as they come
+        with waiting("learners to compile"):  # merges and evaluations compile when first used
             compiled = equipment.result()
         self._senders = concurrent.futures.ThreadPoolExecutor(len(compiled), thread_name_prefix="offers")
         self._learners = [self._add_learner(m, parts) for m, parts in enumerate(compiled)]
-        for event in core.lost_for_good(lambda learner: learner >= len(self._learners)):  # of before
+        for event in core.lost_for_good(lambda learner: learner >= len(self._learners)):  # of a larger M
             self._syncer.send(event)
         self._retiming = Retiming(e.sync, self._syncer.send)
         self._follow_orders()
@@ -159,7 +159,7 @@ class LocalRun:
 
     def run(self) -> Outcome:
         """Trains to the last step, or until all learners are dead or `stop` is set."""
-        # Beside the first steps, as what merges compile: the first step comes sooner.
+        # Compiled beside the first steps, as merges are, so that the first step comes sooner.
         self._evaluator.start(None if self._resumes else self._model.parameters())
         for learner in self._learners:
             learner.start()
@@ -211,7 +211,7 @@ class LocalRun:
     def _add_learner(self, learner: int, equipment: Equipment) -> LearnerWorker:
         e = self._assembly.experiment
         incarnation = 1
-        if self._resumes:  # above all before: one that was killed as it began is on no disk, but has a tape
+        if self._resumes:  # larger than any before: one killed at its start is on no disk, but has a tape
             known = dict(self._syncer.core.state().incarnations)
             incarnation = max(1 + known.get(learner, 0), time.time_ns() // 1000)
         core = LearnerCore(learner, incarnation, e.sync, e.train.steps)
@@ -239,7 +239,7 @@ class LocalRun:
             return None if undone else inner
 
         def keep(made: LearnerState, snapshot: int) -> None:
-            tape.sync()  # else it would name an entry that is nowhere
+            tape.sync()  # else the checkpoint could name a tape entry that is not on disk
             (states.of_snapshot(snapshot) if snapshot else states).keep(made)
 
         def written(snapshot: int, result: LearnerState | str) -> None:
@@ -278,7 +278,7 @@ class LocalRun:
                     return
 
     def _between_steps(self, call: Callable[[], Any]) -> Any:
-        """The result of an evaluation's call for its devices: between a learner's steps, if it uses those."""
+        """Makes an evaluation's call: between a learner's steps if it uses that learner's devices."""
         if self._scoring_learner is None or not self._learners:
             return call()
         return self._learners[self._scoring_learner].between_steps(call)

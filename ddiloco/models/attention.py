@@ -77,9 +77,9 @@ def causal_mask(segments_BxL: jax.Array) -> jax.Array:
 
 
 def suited(implementation: str, mesh: Mesh | None, query_BxLxNxH: jax.Array) -> str:
-    """The implementation to use on these devices: what the settings say, or the best that takes these shapes.
+    """The implementation of the settings, or with `auto` the best for these shapes on the mesh's devices.
 
-    `mesh` None: JAX's default devices. What matters is where the program will run, not where it is compiled.
+    `mesh` None: JAX's default devices. Those count on which the program will run, not those that compile it.
     """
     if implementation != "auto":
         return implementation
@@ -96,9 +96,9 @@ def suited(implementation: str, mesh: Mesh | None, query_BxLxNxH: jax.Array) -> 
 def spread(
     query_BxLxNxH: jax.Array, key_BxLxKxH: jax.Array, value_BxLxKxH: jax.Array, constrain: Constrain
 ) -> tuple[jax.Array, jax.Array]:
-    """Keys and values with which each device has those that its query heads need, as kernels ask for.
+    """Keys and values laid out so that each device has those of its own query heads, as kernels require.
 
-    Where there are fewer key heads than shards of query heads, they come again for each query head.
+    Where key heads are fewer than the shards of query heads, they are repeated for each query head.
     """
     if constrain.spec(_KEYS, key_BxLxKxH.shape) == constrain.spec(_QUERIES, query_BxLxNxH.shape):
         return key_BxLxKxH, value_BxLxKxH

@@ -13,14 +13,14 @@ class LearnerLink(Protocol):
     """The syncer's link to one incarnation of a learner."""
 
     def deliver(self, delivery: Delivery) -> None:
-        """Hands over a delivery, without waiting for the learner; records the bytes that this moves."""
+        """Sends a delivery, without waiting for the learner; counts its bytes."""
 
     def begun(self, incarnation: int) -> None:
-        """Called when the syncer has admitted this incarnation: its work is of this run's history."""
+        """Called once the syncer has admitted this incarnation, so that its work is of this run's history."""
 
 
 class Links:
-    """Links by learner and incarnation. Any thread sets them, the syncer's uses and forgets them."""
+    """Links by learner and incarnation. Any thread may set one; only the syncer's uses and drops them."""
 
     def __init__(self) -> None:
         self._links: dict[int, dict[int, LearnerLink]] = {}  # by learner and incarnation
@@ -35,7 +35,7 @@ class Links:
             self._links.setdefault(learner, {})[incarnation] = link
 
     def deliver(self, receiver: tuple[int, int], delivery: Delivery) -> None:
-        """Delivers to (learner, incarnation) if there is a link, as there is once it has joined."""
+        """Delivers to (learner, incarnation), if it has a link."""
         link = self._get(*receiver)
         if link is not None:
             link.deliver(delivery)
@@ -47,7 +47,7 @@ class Links:
             link.begun(incarnation)
 
     def joined(self, event: events.LearnerJoined) -> None:
-        """Forgets earlier incarnations of a link that leads to a newer one by now."""
+        """Drops the entries of earlier incarnations that had the same link as the one that joined."""
         with self._setting:
             own = self._links.get(event.learner, {})
             link = own.get(event.incarnation)
@@ -55,7 +55,7 @@ class Links:
                 del own[earlier]
 
     def lost(self, learner: int, incarnation: int) -> None:
-        """Forgets the link of a lost incarnation if it is closed; the learner may have reconnected."""
+        """Drops the link of a lost incarnation if it is closed; the learner may have reconnected."""
         with self._setting:
             if getattr(self._get(learner, incarnation), "over", False):  # others live as long as the learner
                 del self._links[learner][incarnation]

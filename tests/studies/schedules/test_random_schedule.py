@@ -38,7 +38,7 @@ def test_a_planted_mistake_is_found(plant, monkeypatch):
         15783,
         # A report from before a welcome, or one that was kept back, was taken for the newest.
         *(1238, 4030, 20010, 400565, 610359, 611598, 611859),
-        # Of an offer that was taken for fresh or old: one that came again in its merge, reports of this event.
+        # An offer taken for fresh or old: one that came again while it was merged, reports of the same event.
         *(1001152, 1001347, 1003834),
         # A report that was kept back did not say of which shards its learner is a member.
         1785,

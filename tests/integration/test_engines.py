@@ -1,5 +1,6 @@
 """What engines need of a process: told all by the environment, probed over HTTP, ended by SIGTERM."""
 
+import functools
 import signal
 import subprocess
 import sys
@@ -62,7 +63,9 @@ def test_roles_that_the_environment_tells_all_are_ready_and_preempted(job):
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_process_that_cannot_end_in_its_grace_counts_as_preempted(number, code):
     command = [sys.executable, "-c", STUCK, "0.2"]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    unignored = functools.partial(signal.signal, number, signal.SIG_DFL)  # as under `nohup` SIGHUP is
+    process = subprocess.Popen(command, cwd=ROOT, text=True, preexec_fn=unignored, **pipes)
     assert process.stdout.readline() == "begun\n"
     process.send_signal(number)
     assert process.stdout.readline() == "told\n"

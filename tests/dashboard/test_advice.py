@@ -41,7 +41,12 @@ PLANTED = {
 }
 
 
-@pytest.mark.parametrize("name", PLANTED)
+OFTEN = ("thin_link", "lives", "nan", "hang", "restarts", "merge_shock", "planned", "steady")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in OFTEN else pytest.mark.slow) for name in PLANTED]
+)
 def test_a_run_with_planted_trouble_says_what_it_is(view_of, name):
     assert [(one.rule, one.learner) for one in advice(view_of(name))] == PLANTED[name]
 

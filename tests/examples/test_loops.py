@@ -108,7 +108,9 @@ def test_a_run_that_has_ended_leaves_nothing_on_the_devices(driver, tmp_path):
         gc.enable()
 
 
-@pytest.mark.parametrize("own_work", [{"mixing": 0.5}, {"rebase": False}])
+@pytest.mark.parametrize(
+    "own_work", [pytest.param({"mixing": 0.5}, marks=pytest.mark.slow), {"rebase": False}]
+)
 def test_a_learner_keeps_what_it_did_since_its_offer_unless_another_way_is_asked_for(own_work, tmp_path):
     trained(plain_loop.make_loop, tmp_path, driver="virtual", steps=4, sync={**SYNC, **own_work})
     assert not json.loads((tmp_path / "config.json").read_text())["sync"]["rebase"]
@@ -172,6 +174,7 @@ def test_data_parallel_takes_the_steps_of_a_loop_on_all_learners_batches(tmp_pat
     assert done.summary["tokens"] == {"0": 5 * 2 * 64}
 
 
+@pytest.mark.slow
 def test_a_baseline_of_a_loop_goes_on_where_it_was(tmp_path):
     paced = {"min_step_seconds": (0.02, 0.02)}
     whole = trained(plain_loop.make_loop, tmp_path / "whole", algorithm="data_parallel", steps=12)

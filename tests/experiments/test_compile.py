@@ -164,6 +164,7 @@ def test_what_fits_has_room_for_a_copy_of_the_state_on_its_way_to_the_disk_or_to
         assert report("tiny", "v5e:1x1", compilation, [step])["fits"] is fits
 
 
+@pytest.mark.slow
 def test_a_saved_step_is_loaded_by_learners_and_gives_the_same_and_another_is_refused(tmp_path):
     where = topology.Slice(jax.devices()[:2], None)
     compilation, programs = compiled(config(), where)

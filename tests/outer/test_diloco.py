@@ -66,8 +66,10 @@ def make_loop(place):
     ("num_fragments", "outer"),
     [
         (1, {}),
-        (3, {"merge": "direct", "momentum": 0.9}),
-        (3, {"merge": "clipped", "optimizer": "adam", "learning_rate": 0.1}),
+        pytest.param(3, {"merge": "direct", "momentum": 0.9}, marks=pytest.mark.slow),
+        pytest.param(
+            3, {"merge": "clipped", "optimizer": "adam", "learning_rate": 0.1}, marks=pytest.mark.slow
+        ),
     ],
 )
 def test_it_gives_the_bits_of_a_run_of_one_learner_that_waits(num_fragments, outer, one_device, tmp_path):

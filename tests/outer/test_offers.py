@@ -52,8 +52,19 @@ def by_hand(rule, gradients, weights):
     return np.dot(shares, norms) * mean / np.linalg.norm(mean)
 
 
-@pytest.mark.parametrize("rule", ["direct", "rda"])
-@pytest.mark.parametrize("codec", [*CODECS, ("f32", "int4", "sign", "bf16")], ids=str)
+MIXED = ("f32", "int4", "sign", "bf16")
+OFTEN = [("f32", "direct"), ("int4", "rda"), (MIXED, "rda")]
+
+
+@pytest.mark.parametrize(
+    ("codec", "rule"),
+    [
+        pytest.param(codec, rule, marks=() if (codec, rule) in OFTEN else pytest.mark.slow)
+        for codec in [*CODECS, MIXED]
+        for rule in ("direct", "rda")
+    ],
+    ids=str,
+)
 def test_a_merge_of_encoded_offers_is_the_mathematics_of_the_decoded_ones(codec, rule):
     config = OuterConfig(codec=codec, merge=rule, optimizer="direct")
     parameters = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
@@ -69,7 +80,10 @@ def test_a_merge_of_encoded_offers_is_the_mathematics_of_the_decoded_ones(codec,
             np.testing.assert_allclose(piece, expected, rtol=1e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("rule", MERGE_RULES)
+@pytest.mark.parametrize(
+    "rule",
+    [pytest.param(r, marks=() if r in ("clipped", "trimmed") else pytest.mark.slow) for r in MERGE_RULES],
+)
 def test_every_rule_makes_of_encoded_offers_what_it_makes_of_the_decoded_ones(rule):
     parameters = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
     made = {}

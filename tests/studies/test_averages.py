@@ -64,6 +64,7 @@ def test_what_the_last_rounds_give_is_seen_beside_the_model_without_them(data_di
     assert scored[averages.WITHOUT_LAST] != scored[GLOBAL]
 
 
+@pytest.mark.slow
 def test_a_job_without_learners_has_averages_over_the_steps_of_as_many_rounds(data_dir):
     e = virtual(
         data_dir, algorithm="data_parallel", train={"steps": 6}, eval={"every": 4}, sync={"interval": 2}

@@ -66,6 +66,7 @@ def test_a_fleet_of_any_life_meets_its_token_budget(learners, values, made):
     assert sum(run.tokens.values()) == pytest.approx(budget, rel=0.03)
 
 
+@pytest.mark.slow
 def test_a_token_budget_holds_to_the_last_step_of_the_slowest_learner(made):
     """Eight learners, of which four are 18% slower and all are of different speeds."""
     uneven = {

@@ -261,8 +261,12 @@ def test_one_that_never_comes_is_not_there_from_the_start(made, monkeypatch):
     [
         ("decoupled", {"virtual": FAILURES}),
         ("decoupled", {"virtual": {"step_variation": 0.3, "latency": (0.2,), "loss": (0.1,)}}),
-        ("streaming", {"virtual": {"step_seconds": (1.0, 1.7), "bandwidth": (1e5,)}}),
-        ("data_parallel", {"virtual": FAILURES}),
+        pytest.param(
+            "streaming",
+            {"virtual": {"step_seconds": (1.0, 1.7), "bandwidth": (1e5,)}},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("data_parallel", {"virtual": FAILURES}, marks=pytest.mark.slow),
     ],
     ids=["failures", "noise", "streaming", "data_parallel"],
 )

@@ -8,6 +8,8 @@ from ddiloco.run.recipes import assembly_of
 from ddiloco.telemetry import records
 from tests.virtual_runs import run_virtual, virtual
 
+pytestmark = pytest.mark.slow
+
 STEPS = {"steps": 8}
 # Bytes a second, at which a fragment in f32 takes some tenths of a step and one in int4 an eighth of that.
 SLOW = {"bandwidth": (40_000.0,), "step_seconds": (1.0,)}

@@ -56,7 +56,9 @@ def stepped(assembly, equipment, told, make_arrays=TrainingArrays, steps=10):
     return {name: jax.device_get(value) for name, value in arrays.params.items()}, dropped
 
 
-@pytest.mark.parametrize("call", [7, 8])  # steps 1, 2, 3 twice, 4, 5, 6 twice
+@pytest.mark.parametrize(
+    "call", [7, pytest.param(8, marks=pytest.mark.slow)]
+)  # steps 1, 2, 3 twice, 4, 5, 6 twice
 def test_a_step_that_comes_out_otherwise_is_told_and_dropped_and_no_other(assembly, call):
     equipment, told = assembly.own_equipment(0), []
     program = Erring(equipment.program, calls={call})

@@ -354,7 +354,10 @@ def buffers(offers):
     return sum(on_devices.values()), sum(on_hosts.values())
 
 
-@pytest.mark.parametrize(("codec", "error_feedback"), [("f32", False), ("bf16", False), ("int4", True)])
+@pytest.mark.parametrize(
+    ("codec", "error_feedback"),
+    [("f32", False), pytest.param("bf16", False, marks=pytest.mark.slow), ("int4", True)],
+)
 def test_a_learner_whose_offers_are_never_merged_has_the_memory_of_the_plan(codec, error_feedback):
     outer = OuterConfig(codec=codec, error_feedback=error_feedback)
     learner = Learner(codec, error_feedback, rebase=True)

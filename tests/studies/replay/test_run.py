@@ -170,6 +170,7 @@ def test_a_run_of_threads_comes_to_its_parameters_again(algorithm, data_dir, tmp
     assert done.merges == done.compared > 0
 
 
+@pytest.mark.slow
 def test_a_replay_up_to_a_round_after_the_last_is_compared_with_the_run_as_a_whole_one(
     recorded, monkeypatch, capsys
 ):

@@ -1,6 +1,5 @@
 """What engines need of a process: told all by the environment, probed over HTTP, ended by SIGTERM."""
 
-import functools
 import signal
 import subprocess
 import sys
@@ -13,7 +12,8 @@ from tests.integration.hand import UNENDING, free_port
 from tests.integration.programs import ROOT
 
 STUCK = """
-import sys, threading
+import signal, sys, threading
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run under nohup
 from experiments.cli.exit_handling import stop_on_signals
 stop, received = stop_on_signals(float(sys.argv[1]))
 if len(sys.argv) > 2:
@@ -63,9 +63,7 @@ def test_roles_that_the_environment_tells_all_are_ready_and_preempted(job):
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_process_that_cannot_end_in_its_grace_counts_as_preempted(number, code):
     command = [sys.executable, "-c", STUCK, "0.2"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    unignored = functools.partial(signal.signal, number, signal.SIG_DFL)  # as under `nohup` SIGHUP is
-    process = subprocess.Popen(command, cwd=ROOT, text=True, preexec_fn=unignored, **pipes)
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "begun\n"
     process.send_signal(number)
     assert process.stdout.readline() == "told\n"

@@ -1,6 +1,7 @@
 """Three steps and an evaluation give the same numbers on one device and on eight, however laid out."""
 
 import dataclasses
+import re
 
 import jax
 import numpy as np
@@ -121,8 +122,8 @@ def test_no_device_looks_up_the_tokens_of_another_copy_of_the_model(model):
 
     gradient = jax.jit(jax.grad(loss), out_shardings=shardings)
     text = gradient.lower(params, shard_batch(batch, mesh)).compile().as_text()
-    assert "f32[8,12,4]" in text  # of the rows of one copy a quarter of the width
-    assert "f32[16,12," not in text
+    assert re.search(r"f32\[(8,12|96,1),4\]", text)  # of the rows of one copy a quarter of the width
+    assert not re.search(r"f32\[(16,12|192,1),", text)
 
 
 def adam_of(state):

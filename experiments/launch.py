@@ -16,7 +16,7 @@ from typing import Any
 
 from absl import flags
 
-from experiments.cli import exit_handling, program
+from experiments.cli import engines, exit_handling, program
 
 _CONFIG = program.define_config("configs/dense.py")
 _ENGINES = ("ray", "gke", "slurm", "cloud_tpu", "skypilot")
@@ -145,20 +145,15 @@ def main(_) -> int:
 def _refuse_idle() -> None:
     """Raises UsageError for a flag or setting of the command line that this engine has no use for."""
     engine = _LAUNCHER.value
-    for name in flags.FLAGS:
-        engines, colon, _ = flags.FLAGS[name].help.partition(":")
-        of = engines.split(", ")
-        if colon and set(of) <= set(_ENGINES) and engine not in of:
-            instead = _INSTEAD.get((name, engine), f"it is for {', '.join(of)}")
-            program.refuse_flags([name], f"has no use with --launcher={engine}; {instead}")
+    engines.refuse_others(engine, _ENGINES, _INSTEAD)
     if engine == "ray" and not _VERSION.value:
         program.refuse_flags(["topology", "chips"], "has no use without --version, which has Ray place TPUs")
     elif engine == "ray" and _TOPOLOGY.value:
         program.refuse_flags(
             ["hosts", "chips", "cpus", "gpus"], "has no use with --version; --topology says what there is"
         )
-    for path, (engines, instead) in _SETTINGS.items():
-        if engine in engines and program.has_override(path):
+    for path, (those, instead) in _SETTINGS.items():
+        if engine in those and program.has_override(path):
             raise program.UsageError(f"config.{path}: has no use with --launcher={engine}; {instead}")
 
 

@@ -2,26 +2,32 @@
 
 Each point is a run of `experiments.train` in a process of its own, in DIR/<point>; --jobs=N at a time. A
 point whose run has finished with the same settings is not run again, so that an interrupted sweep resumes
-where it was. A setting that a point may not have is reported before any run starts. `--config.FIELD=VALUE`
-is for all points, of a field in which they do not differ.
+where it was; one that was interrupted continues, except in virtual time. A setting that a point may not have
+is reported before any run starts. `--config.FIELD=VALUE` is for all points, of a field in which they do not
+differ.
+
+With --launcher=ray runs are tasks of a Ray cluster. With --launcher=slurm they are an array, which the first
+call submits; the same call later shows what has come of it, and submits what is then left. All nodes share a
+disk with DIR, the config files and the data.
 
 `--sweep=FILE.py[:ARGUMENT]` names a Python file with `get_sweep()`, a list of {setting: value}, for grids
 that are no product; there the key `config` is the config file itself. With `--baseline="setting=value"`, or
 BASELINE = {setting: value} in the file, the loss of every run is also held against the run that has these
 settings at the same place and seed.
 
-Writes DIR/sweep.json, sweep.md and sweep.png. Runs that differ in their seed alone are one row of the table;
-the first setting that is a number is the axis of the figure, and the other settings make its lines. COLUMNS,
-if the file has it, names the figures of the table in their order.
+Writes DIR/sweep.json, sweep.md, sweep.png, and sweep.html with all runs side by side. Runs that differ in
+their seed alone are one row of the table; the first setting that is a number is the axis of the figure, and
+the other settings make its lines. COLUMNS, if the file has it, names the figures of the table in their order.
 """
 
 from __future__ import annotations
 
+import os
 import pathlib
 
 from absl import flags
 
-from experiments.cli import program
+from experiments.cli import engines, program
 from experiments.studies import figures, results, runs, sweeps
 
 _CONFIG = flags.DEFINE_string(
@@ -32,11 +38,28 @@ _SWEEP = flags.DEFINE_string(
 )
 _OUTPUT = flags.DEFINE_string("output", None, "Folder of the sweep.")
 _BASELINE = flags.DEFINE_string("baseline", None, "Settings of the runs that all are held against: `a.b=1`.")
-_JOBS = flags.DEFINE_integer("jobs", 1, "Runs at a time.", lower_bound=1)
+_ENGINES = ("local", "ray", "slurm")
+_LAUNCHER = flags.DEFINE_enum("launcher", "local", _ENGINES, "Where runs are executed; local: here.")
+_JOBS = flags.DEFINE_integer(
+    "jobs",
+    None,
+    "Runs at a time. Default: one here, and on an engine as many as there is room for.",
+    lower_bound=1,
+)
+_ADDRESS = flags.DEFINE_string("address", None, "ray: of the cluster. Default: $RAY_ADDRESS, else one here.")
+_CPUS = flags.DEFINE_float("cpus", 1.0, "ray: cores of a run.", lower_bound=0)
+_GPUS = flags.DEFINE_float("gpus", 0.0, "ray: GPUs of a run.", lower_bound=0)
+_OPTIONS = flags.DEFINE_string("options", "", "slurm: of sbatch, for a run's node.")
+_SETUP = flags.DEFINE_string("setup", ":", "slurm: shell command that makes the environment.")
+_NOTICE = flags.DEFINE_integer(
+    "notice", 60, "slurm: seconds before its end that a job is signalled.", lower_bound=2
+)
+_DRY_RUN = flags.DEFINE_bool("dry_run", False, "slurm: only write the array, and print the command.")
 _GIVEN = program.take_overrides()
 
 
 def main(_) -> int:
+    engines.refuse_others(_LAUNCHER.value, _ENGINES)
     folder = pathlib.Path(program.required(_OUTPUT))
     sweep = sweeps.with_settings(sweeps.load(program.required(_SWEEP), _BASELINE.value), _GIVEN)
     planned = []
@@ -61,7 +84,32 @@ def main(_) -> int:
         columns,
     )
     program.ensure_folder("output", folder)
-    return results.carry_out(study, _JOBS.value, folder / "sweep")
+    if _LAUNCHER.value == "slurm":
+        return _on_slurm(study, folder)
+    engine = _ray() if _LAUNCHER.value == "ray" else None
+    jobs = _JOBS.value or (1 if engine is None else len(planned))
+    return results.carry_out(study, jobs, folder / "sweep", engine)
+
+
+def _ray() -> runs.Engine:
+    try:
+        import ray  # noqa: F401
+    except ImportError:
+        raise program.UsageError("launcher: ray is not installed; pip install 'ddiloco[ray]'") from None
+    from experiments.studies.on_ray import RayCluster
+
+    return RayCluster(_ADDRESS.value, _CPUS.value, _GPUS.value)
+
+
+def _on_slurm(study: results.Study, folder: pathlib.Path) -> int:
+    from ddiloco.launch.slurm import Nodes
+    from experiments.studies import on_slurm
+
+    study.write(folder / "sweep")
+    if any(run.lacks() is None for run in study.planned):
+        results.show(folder / "sweep")
+    nodes = Nodes(os.getcwd(), _SETUP.value, _OPTIONS.value, _NOTICE.value, _JOBS.value)
+    return on_slurm.submit(study.planned, nodes, folder / "slurm", _DRY_RUN.value)
 
 
 if __name__ == "__main__":

@@ -71,17 +71,22 @@ _IF_KNOWN = ("data wait", "MFU")  # columns of measurements, which some runs do 
 
 def document(views: Sequence[RunView], live: bool = False, inline: bool = False) -> str:
     """The whole page. `live`: it requests updates; `inline`: it is one self-contained file."""
-    return _templates().get_template("page.html").render(views=views, live=live, inline=inline)
+    return render("page.html", views=views, live=live, inline=inline)
+
+
+def render(template: str, **values: Any) -> str:
+    """A template of this package with these values."""
+    return _templates().get_template(template).render(**values)
 
 
 def content(views: Sequence[RunView], live: bool = False) -> str:
     """The part of the page that updates replace."""
-    return _templates().get_template("content.html").render(views=views, live=live)
+    return render("content.html", views=views, live=live)
 
 
 def gate() -> str:
     """The page that asks for the token."""
-    return _templates().get_template("gate.html").render()
+    return render("gate.html")
 
 
 def asset(name: str) -> str:

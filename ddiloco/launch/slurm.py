@@ -10,9 +10,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import shlex
+from collections.abc import Sequence
+from typing import NamedTuple
 
-from ddiloco.launch.assignment import FINAL, PREFIX
+from ddiloco.launch.assignment import FINAL, PREEMPTED, PREFIX
 from ddiloco.launch.plan import LaunchedRun, LaunchPlan, filled
+
+_CODES = {"PREFIX": PREFIX, "FINAL": FINAL, "PREEMPTED": PREEMPTED}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,8 +45,45 @@ def plan(fleet: LaunchedRun, slurm: Slurm) -> LaunchPlan:
         "workdir": shlex.quote(slurm.workdir),
         "config": shlex.join(fleet.settings),
         "grace": max(1, math.floor(slurm.notice * 0.8)),  # the rest is for the script
-        "PREFIX": PREFIX,
-        "FINAL": FINAL,
+        **_CODES,
     }
     names = ["syncer.sbatch", "learners.sbatch", "submit.sh", *["shards.sbatch"] * (fleet.shards > 1)]
     return LaunchPlan({name: filled(f"slurm_{name}", **values) for name in names}, [["./submit.sh"]])
+
+
+class Command(NamedTuple):
+    """The arguments of one of many runs, and those that are added where the job was in the queue before."""
+
+    arguments: Sequence[str]
+    again: Sequence[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Nodes:
+    """The nodes of runs that have one each, and their options."""
+
+    folder: str  # working directory of the runs, on a disk that all nodes share
+    setup: str = ":"  # a shell command that sets up the environment, such as `source .venv/bin/activate`
+    options: str = ""  # of sbatch, such as `--gpus-per-node=8`
+    notice: int = 60  # seconds from the signal to a task's end
+    at_once: int | None = None  # tasks that run at a time; None: as many as there is room for
+
+
+def plan_runs(name: str, module: str, runs: Sequence[Command], nodes: Nodes) -> LaunchPlan:
+    """The batch script of an array with a task for each run of `python -m MODULE`, and its submission.
+
+    A task that is told to leave continues later. One that fails is tried three times more.
+    """
+    limit = f"%{nodes.at_once}" if nodes.at_once else ""
+    values = {
+        "fleet": {"name": name},
+        "slurm": nodes,
+        "options": [f"--array=0-{len(runs) - 1}{limit}", "--nodes=1", *shlex.split(nodes.options)],
+        "folder": shlex.quote(nodes.folder),
+        "module": module,
+        "runs": runs,
+        **_CODES,
+    }
+    return LaunchPlan(
+        {"runs.sbatch": filled("slurm_runs.sbatch", **values)}, [["sbatch", "--parsable", "runs.sbatch"]]
+    )

@@ -29,6 +29,15 @@ class Field(NamedTuple):
     setting: str | None = None
     default: Any = None  # the value where a file has no such entry, or null
     written: bool = True  # whether an export has it; else the value is that of a file without it
+    ours: Callable[[Any], Any] = lambda value: value  # the setting for a value of theirs
+
+    def found(self, path: pathlib.Path, entries: Mapping[str, Any]) -> Any:
+        """The value in the entries of the file; raises ConfigError if they lack it."""
+        found = entries.get(self.name)
+        found = self.default if found is None else found
+        if found is None and found != self.value:
+            raise ConfigError(f"config.init_from: {path}: has no {self.name}")
+        return found
 
 
 _PLAIN = tuple(Field(name, None, written=False) for name in _OTHERWISE)
@@ -57,7 +66,7 @@ class Counterpart:
         for name, fields in self.files.items():
             path = folder / name
             if name == CONFIG or path.exists():
-                entries = _read(path)
+                entries = read_entries(path)
                 if name == CONFIG:
                     self._check_architecture(path, entries)
                     _check_fields(path, _PLAIN, entries)
@@ -79,7 +88,12 @@ def needs(config: Any, of: str, **wanted: Any) -> tuple[str, ...]:
     )
 
 
-def _read(path: pathlib.Path) -> dict[str, Any]:
+def settings_of(fields: Sequence[Field], path: pathlib.Path, entries: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of ours that the entries of the file stand for; raises ConfigError if one is missing."""
+    return {f.setting: f.ours(f.found(path, entries)) for f in fields if f.setting is not None}
+
+
+def read_entries(path: pathlib.Path) -> dict[str, Any]:
     """The entries of a JSON file, where several places are known for one as in transformers 5."""
     try:
         entries = dict(json.loads(path.read_bytes()))  # bytes: also with a byte order mark
@@ -109,15 +123,12 @@ def _rope(path: pathlib.Path, entries: Mapping[str, Any]) -> dict[str, Any]:
 def _check_fields(path: pathlib.Path, fields: Sequence[Field], entries: Mapping[str, Any]) -> None:
     differ = []
     for field in fields:
-        found = entries.get(field.name)
-        found = field.default if found is None else found
+        found = field.found(path, entries)
         if found == field.value:
             continue
         if field.setting is None:
             problem = f"{field.name} is {found!r:.80}, but only {field.value!r} has a counterpart here"
             raise ConfigError(f"config.init_from: {path}: {problem}")
-        if found is None:
-            raise ConfigError(f"config.init_from: {path}: has no {field.name}")
         given = f"gives a {field.name} of {field.value!r}"
         differ.append(f"model.{field.setting}: {given}, but must give {found!r}")
     if differ:

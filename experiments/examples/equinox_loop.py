@@ -1,4 +1,4 @@
-"""A training loop of an Equinox model: a small network learns the sine.
+"""A training loop of an Equinox model, on the data of plain_loop.py: a small network learns the sine.
 
 pip install equinox
 python -m experiments.examples.equinox_loop
@@ -7,10 +7,10 @@ python -m experiments.examples.equinox_loop
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 import ddiloco
+from experiments.examples.plain_loop import held_out, sines
 
 
 def make_loop(place: ddiloco.Place, width: int = 32, rate: float = 0.01) -> ddiloco.Loop:
@@ -30,20 +30,12 @@ def make_loop(place: ddiloco.Place, width: int = 32, rate: float = 0.01) -> ddil
         updates, moments = optimizer.update(gradient, moments)
         return (eqx.apply_updates(model, updates), moments), {"loss": loss}
 
-    def batches():
-        random = np.random.default_rng((place.seed, place.learner))  # each learner its own data
-        while True:
-            x = random.uniform(-3, 3, (64, 1)).astype(np.float32)
-            yield {"x": x, "y": np.sin(x)}
-
-    x = np.linspace(-3, 3, 200, dtype=np.float32)[:, None]
-
     def evaluate(params):
         rest = eqx.filter(init()[0], eqx.is_inexact_array, inverse=True)
-        return loss_of(eqx.combine(params, rest), {"x": x, "y": np.sin(x)})
+        return loss_of(eqx.combine(params, rest), held_out())
 
     params = lambda state: eqx.filter(state[0], eqx.is_inexact_array)  # noqa: E731
-    return ddiloco.Loop(init, step, batches, params, evaluate=evaluate)
+    return ddiloco.Loop(init, step, lambda: sines(place), params, evaluate=evaluate)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ python -m experiments.examples.plain_loop
 python -m experiments.train --config=configs/loop.py --config.driver=remote
 """
 
+from collections.abc import Iterator
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -33,20 +35,27 @@ def make_loop(place: ddiloco.Place, width: int = 32, rate: float = 0.01) -> ddil
         updates, moments = optimizer.update(gradient, state["optimizer"])
         return {"params": optax.apply_updates(state["params"], updates), "optimizer": moments}, {"loss": loss}
 
-    def batches():
-        random = np.random.default_rng((place.seed, place.learner))  # each learner its own data
-        while True:
-            x = random.uniform(-3, 3, (64, 1)).astype(np.float32)
-            yield {"x": x, "y": np.sin(x)}
-
-    x = np.linspace(-3, 3, 200, dtype=np.float32)[:, None]
     return ddiloco.Loop(
         init,
         step,
-        batches,
+        batches=lambda: sines(place),
         params=lambda state: state["params"],
-        evaluate=lambda params: loss_of(params, {"x": x, "y": np.sin(x)}),
+        evaluate=lambda params: loss_of(params, held_out()),
     )
+
+
+def sines(place: ddiloco.Place) -> Iterator[dict[str, np.ndarray]]:
+    """Batches of 64 points without end, of each learner its own."""
+    random = np.random.default_rng((place.seed, place.learner))
+    while True:
+        x = random.uniform(-3, 3, (64, 1)).astype(np.float32)
+        yield {"x": x, "y": np.sin(x)}
+
+
+def held_out() -> dict[str, np.ndarray]:
+    """The points by which parameters are scored."""
+    x = np.linspace(-3, 3, 200, dtype=np.float32)[:, None]
+    return {"x": x, "y": np.sin(x)}
 
 
 if __name__ == "__main__":

@@ -5,7 +5,9 @@
 
 trains with epsilon 8 and without, and attacks both. Each learner draws Poisson batches of its own images,
 clips each image's gradient and adds noise. All that it sends follows from these sums, so that merging adds
-nothing to epsilon; no image is on two learners, so that the run's epsilon is the largest of theirs.
+nothing to epsilon; no image is on two learners, so that the run's epsilon is the largest of theirs. But all
+that leaves the loop counts: the loss is that of public images, and the weight `tokens` the expected batch.
+Noise and samples are from the system's randomness, not from `seed`.
 """
 
 import functools

@@ -2,6 +2,11 @@
 
 With `python -m experiments.train --config=configs/loop.py` it is
 `--config.model.factory=experiments.examples.sharded_loop:make_loop`.
+
+On several hosts or slices (`remote.hosts`) each host calls the function, with one `place.mesh` over the
+devices of all. `init` lays its state on that mesh; each host's `batches` reads its own rows and makes global
+arrays of them; `step` is one program. Layouts must stay as `init` made them (`out_shardings`); state that is
+not laid on the mesh is copied to all its devices. `tokens` gets the global batch.
 """
 
 import functools

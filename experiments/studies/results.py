@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import json
 import operator
+import os
 import pathlib
 import shlex
 import statistics
@@ -19,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from ddiloco.storage import array_file
 from ddiloco.telemetry.files import read_json, read_values
 from ddiloco.telemetry.scalars import as_json
 from experiments.cli import program
@@ -98,15 +100,21 @@ class Study:
         return frame_of(self.rows, self.planned, self.complete)
 
     def write(self, stem: pathlib.Path) -> None:
-        """Writes STEM.json, the runs that have finished; STEM.md, the table; and STEM.png."""
+        """Writes STEM.json, what has finished; STEM.md, the table; STEM.png; and STEM.html, the page."""
+        from experiments.studies import pages
+
         frame = self.frame()
-        write(stem, frame[frame.finished].to_dict("records"), table(frame, self.by, self.columns))
+        text = "\n\n".join([table(frame, self.by, self.columns), *standing(frame, self.by)])
+        write(stem, frame[frame.finished].to_dict("records"), text)
         self.draw(stem.with_suffix(".png"), frame)
+        folders = [os.path.relpath(run.workdir, stem.parent) for run in self.planned]
+        page = pages.page(stem.parent.name, frame, self.by, self.columns, folders)
+        array_file.replace(stem.with_suffix(".html"), [page.encode()])
 
 
-def carry_out(study: Study, jobs: int, stem: pathlib.Path) -> int:
+def carry_out(study: Study, jobs: int, stem: pathlib.Path, engine: runs.Engine | None = None) -> int:
     """Runs what the study lacks; writes its results after each run, prints them at the end; the exit code."""
-    failed = runs.train(study.planned, jobs, lambda run: study.write(stem))
+    failed = runs.train(study.planned, jobs, lambda run: study.write(stem), engine)
     study.write(stem)
     show(stem)
     return runs.report_failed(failed)
@@ -121,7 +129,8 @@ def write(stem: pathlib.Path, values: Any, text: str) -> None:
 def show(stem: pathlib.Path) -> None:
     """Prints the table of that name, and where all of it is."""
     print(stem.with_suffix(".md").read_text(), end="")
-    print("  ".join(str(stem.with_suffix(kind)) for kind in (".json", ".md", ".png")))
+    kinds = [kind for kind in (".json", ".md", ".png", ".html") if stem.with_suffix(kind).exists()]
+    print("  ".join(str(stem.with_suffix(kind)) for kind in kinds))
 
 
 def columns_of(argument: str, flag: str) -> Sequence[str]:
@@ -250,18 +259,87 @@ def table(frame: pd.DataFrame, by: Sequence[str], columns: Sequence[str] = SHOWN
 
     Figures that no run has are left out. Where a row has `paper`, its published figures stand beside ours.
     """
+    head, *points = [[text.replace("|", "\\|") for text in row] for row in cells(frame, by, columns)]
+    return markdown(head, points, align=True)
+
+
+def cells(frame: pd.DataFrame, by: Sequence[str], columns: Sequence[str] = SHOWN) -> list[list[str]]:
+    """The same table as texts; its first row has the names of the columns."""
     names = [name for name in columns if frame[name].notna().any()]
     titles = {name: COLUMNS[name].title for name in names} | {"wall_seconds": clock_of(frame)}
     means, deviations = over_seeds(frame, by, names)
-    cells = []
-    groups = frame.groupby(keys(frame, by), sort=False)
-    for i, (key, own) in enumerate(groups):
+    rows = [["" if name == "label" else name for name in by] + ["runs"] + [titles[name] for name in names]]
+    for i, (key, own) in enumerate(frame.groupby(keys(frame, by), sort=False)):
         done = f"{own.finished.sum()}" if own.finished.all() else f"{own.finished.sum()} of {len(own)}"
         paper = own.paper.iloc[0] if "paper" in own else {}
         found = [cell(name, means[name].iloc[i], deviations[name].iloc[i], paper) for name in names]
-        cells.append([*(text.replace("|", "\\|") for text in key[: len(by)]), done, *found])
-    head = ["" if name == "label" else name for name in by]
-    return markdown([*head, "runs", *(titles[name] for name in names)], cells, align=True)
+        rows.append([*key[: len(by)], done, *found])
+    return rows
+
+
+class Ranked(NamedTuple):
+    """A point that has a held-out loss, beside the best one.
+
+    Attributes:
+      place: in the table, from 0.
+      name: its settings.
+      loss, deviation: mean and standard deviation over seeds; the latter is NaN for one seed.
+      seeds: how many have finished.
+      above, error: mean difference to the best point's loss with the same seed, and its standard error; NaN
+        where fewer than one or two seeds are of both.
+    """
+
+    place: int
+    name: str
+    loss: float
+    deviation: float
+    seeds: int
+    above: float
+    error: float
+
+    @property
+    def tied(self) -> bool:
+        """Whether the difference is within two standard errors."""
+        return self.above <= 2 * self.error
+
+
+def ranked(frame: pd.DataFrame, by: Sequence[str]) -> list[Ranked]:
+    """The points that have a held-out loss, the best first."""
+    seeds = frame[SEED].fillna(0) if SEED in frame else pd.Series(0, frame.index)
+    losses = [
+        (place, _point_name(by, key), own.eval_loss.dropna().groupby(seeds).mean())
+        for place, (key, own) in enumerate(frame.groupby(keys(frame, by), sort=False))
+    ]
+    known = sorted((point for point in losses if len(point[2])), key=lambda point: point[2].mean())
+    found = []
+    for place, name, own in known:
+        above = (own - known[0][2]).dropna()
+        error = above.std() / len(above) ** 0.5 if len(above) else np.nan
+        found.append(Ranked(place, name, own.mean(), own.std(), len(own), above.mean(), error))
+    return found
+
+
+def standing(frame: pd.DataFrame, by: Sequence[str]) -> list[str]:
+    """Which point is best, and which are not told apart from it, a line each; none for fewer than two."""
+    points = ranked(frame, by)
+    if len(points) < 2:
+        return []
+    best, *others = points
+    loss = plus_minus(best.loss, best.deviation, ".4f")
+    lines = [f"Best: {best.name}, held-out loss {loss} ({best.seeds} seed{'s' * (best.seeds != 1)})"]
+    tied = [f"{one.name} ({plus_minus(one.above, one.error, '+.4f')})" for one in others if one.tied]
+    if tied:
+        lines.append(f"Within two standard errors of it, seed by seed: {'; '.join(tied)}")
+    if any(np.isnan(one.error) for one in others):
+        lines.append("Points without two seeds in common with it have no error")
+    return lines
+
+
+def _point_name(by: Sequence[str], key: Sequence[str]) -> str:
+    given = [(name, value) for name, value in zip(by, key, strict=False) if value]
+    if len(given) == 1 or list(by) == ["label"]:
+        return ", ".join(value if name == "label" else f"{name}={value}" for name, value in given) or "all"
+    return ", ".join(f"{name.rpartition('.')[2]}={value}" for name, value in given) or "all"
 
 
 def cell(name: str, mean: float, deviation: float, paper: Mapping[str, float]) -> str:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, Protocol
 
 from ddiloco.config import REFUSED, ConfigError, flat
 from ddiloco.telemetry.files import read_json
@@ -50,10 +50,13 @@ def lacking(workdir: pathlib.Path, settings: Mapping[str, Any]) -> str | None:
     A setting that its version did not know yet was at its default, and one that the run makes no use of may
     differ. `settings`: as `ddiloco.settings.experiment.to_json` gives them.
     """
+    return differing(workdir, settings) if finished(workdir) else "it has not finished"
+
+
+def differing(workdir: pathlib.Path, settings: Mapping[str, Any]) -> str | None:
+    """In what the settings of the run in the folder differ from these; None if in nothing that it uses."""
     from ddiloco.settings.experiment import parse, to_json, why_idle
 
-    if not finished(workdir):
-        return "it has not finished"
     try:
         old = flat(to_json(parse(json.loads((workdir / "config.json").read_text()))))
     except ConfigError as error:
@@ -89,6 +92,15 @@ class PlannedRun:
     def lacks(self) -> str | None:
         """What there is still to do; None if nothing."""
         return lacking(self.workdir, self.settings)
+
+    def command(self) -> list[str]:
+        """The arguments with which the run continues where it was, if it can and has begun."""
+        begun = not finished(self.workdir) and differing(self.workdir, self.settings) is None
+        return [*self.arguments(), *(self.again() if begun else [])]
+
+    def again(self) -> list[str]:
+        """The argument that is added where the run may have begun; a virtual one begins anew."""
+        return [] if self.settings["driver"] == "virtual" else ["--resume=auto"]
 
 
 def plan(name: str, config: str, overrides: Sequence[tuple[str, Any]], workdir: pathlib.Path) -> PlannedRun:
@@ -148,54 +160,48 @@ def parse_seeds(texts: Sequence[str], flag: str = "seeds") -> list[int]:
     return seeds
 
 
-@exit_handling.interrupts()
-def train(planned: Sequence[PlannedRun], jobs: int, ended: Callable[[PlannedRun], None]) -> list[str]:
-    """Runs what lacks something, in order and `jobs` at a time, and names each as it starts.
+class Engine(Protocol):
+    """Executes runs; `train` says which, and when."""
 
-    Processes are forked from one that has imported everything, where that can be, divide the cores among
-    them, and end with this one. Calls `ended` after each. Returns the names of those that failed, with why.
-    What `ended` raises, like Ctrl-C, SIGTERM and SIGHUP, ends the processes under way by SIGTERM; the
-    exception is raised again once they have ended. A second Ctrl-C kills them.
+    def start(self, run: PlannedRun, sharers: int) -> None:
+        """Starts the run, one of so many at a time."""
 
-    Raises:
-      UsageError: the first run to end had one, as all others might; those are ended too.
+    def wait(self) -> list[tuple[PlannedRun, int]]:
+        """Waits until one has ended; returns those that have, with their exit codes."""
+
+    def close(self) -> None:
+        """Has runs that are under way save and end, and waits for that; a second Ctrl-C ends them at once."""
+
+
+class ThisMachine:
+    """Runs as processes that divide the cores, and end with this one.
+
+    They are forked from a process that has imported everything, where that can be.
     """
-    from ddiloco.launch import processes
 
-    lacking = [(i, run, run.lacks()) for i, run in enumerate(planned, start=1)]
-    waiting = collections.deque((i, run, why) for i, run, why in lacking if why is not None)
-    under_way: dict[int, tuple[PlannedRun, BaseProcess]] = {}  # by sentinel
-    failed, has_run = [], False
+    def __init__(self) -> None:
+        self._under_way: dict[int, tuple[PlannedRun, BaseProcess]] = {}  # by sentinel
 
-    def start() -> None:
-        i, run, why = waiting.popleft()
-        again = f", again: {why}" if finished(run.workdir) else ""
-        program.print_err(f"[{i}/{len(planned)}] {run.name}{again}")
-        sharers = min(jobs, len(under_way) + 1 + len(waiting))
+    def start(self, run: PlannedRun, sharers: int) -> None:
+        """Starts the run, in its share of the cores."""
+        from ddiloco.launch import processes
+
         environment = processes.share_of_threads(os.environ, sharers)
-        process = processes.start(PROGRAM, run.arguments(), environment, quiet=True)
-        under_way[process.sentinel] = run, process
+        process = processes.start(PROGRAM, run.command(), environment, quiet=True)
+        self._under_way[process.sentinel] = run, process
 
-    try:
-        while waiting or under_way:
-            while waiting and len(under_way) < jobs:
-                start()
-            for sentinel in connection.wait(list(under_way)):
-                run, process = under_way.pop(sentinel)
-                process.join()
-                refused = process.exitcode == REFUSED
-                if refused and not has_run:
-                    raise program.UsageError(f"{run.name}: cannot run; the reason stands above")
-                has_run = True
-                why = "it cannot run; the reason stands above" if refused else run.lacks()
-                if process.exitcode or why:
-                    failed.append(f"{run.name} ({why or f'exit status {process.exitcode}'})")
-                ended(run)
-    except KeyboardInterrupt:
-        program.print_err("saving what is under way; a second Ctrl-C ends this at once, unsaved")
-        raise
-    finally:
-        started = [process for _, process in under_way.values()]
+    def wait(self) -> list[tuple[PlannedRun, int]]:
+        """Waits until one has ended; returns those that have, with their exit codes."""
+        ended = []
+        for sentinel in connection.wait(list(self._under_way)):
+            run, process = self._under_way.pop(sentinel)
+            process.join()
+            ended.append((run, process.exitcode))
+        return ended
+
+    def close(self) -> None:
+        """Ends all by SIGTERM; kills them if that is interrupted."""
+        started = [process for _, process in self._under_way.values()]
         try:
             for process in started:
                 process.terminate()
@@ -204,6 +210,52 @@ def train(planned: Sequence[PlannedRun], jobs: int, ended: Callable[[PlannedRun]
         finally:
             for process in started:
                 process.kill()
+
+
+@exit_handling.interrupts()
+def train(
+    planned: Sequence[PlannedRun],
+    jobs: int,
+    ended: Callable[[PlannedRun], None],
+    engine: Engine | None = None,
+) -> list[str]:
+    """Runs what lacks something, in order and `jobs` at a time, and names each as it starts.
+
+    Calls `ended` after each. Returns the names of those that failed, with why. What `ended` raises, like
+    Ctrl-C, SIGTERM and SIGHUP, has runs under way save and end; the exception is raised again after that.
+
+    Args:
+      engine: by default `ThisMachine`.
+
+    Raises:
+      UsageError: the first run to end had one, as all others might; those are ended too.
+    """
+    engine = engine or ThisMachine()
+    lacking = [(i, run, run.lacks()) for i, run in enumerate(planned, start=1)]
+    waiting = collections.deque((i, run, why) for i, run, why in lacking if why is not None)
+    failed, has_run, under_way = [], False, 0
+    try:
+        while waiting or under_way:
+            while waiting and under_way < jobs:
+                i, run, why = waiting.popleft()
+                again = f", again: {why}" if finished(run.workdir) else ""
+                program.print_err(f"[{i}/{len(planned)}] {run.name}{again}")
+                engine.start(run, sharers=min(jobs, under_way + 1 + len(waiting)))
+                under_way += 1
+            for run, code in engine.wait():
+                under_way -= 1
+                if code == REFUSED and not has_run:
+                    raise program.UsageError(f"{run.name}: cannot run; the reason stands above")
+                has_run = True
+                why = "it cannot run; the reason stands above" if code == REFUSED else run.lacks()
+                if code or why:
+                    failed.append(f"{run.name} ({why or f'exit status {code}'})")
+                ended(run)
+    except KeyboardInterrupt:
+        program.print_err("saving what is under way; a second Ctrl-C ends this at once, unsaved")
+        raise
+    finally:
+        engine.close()
     return failed
 
 

@@ -1,6 +1,7 @@
 """Makes the pictures of a run's page in Chromium: `python -m tests.dashboard.pictures [NAME...]`.
 
-NAME is a picture of docs/dashboard.md, or `killed`, README's animation of processes of which one is killed.
+NAME is a picture of docs/dashboard.md, `sweep`, that of docs/studies.md (minutes), or `killed`, README's
+animation of processes of which one is killed.
 """
 
 import contextlib
@@ -113,14 +114,23 @@ def animate(folder: pathlib.Path) -> None:
     )
 
 
+def sweep(folder: pathlib.Path) -> None:
+    """The page of a sweep of runs half as long as its file has them."""
+    more = ["--config.train.steps=120", f"--config.data.data_dir={workbench.data_folder()}", "--jobs=2"]
+    command = [sys.executable, "-m", "experiments.sweep", "--sweep=configs/sweeps/learners_and_rates.py"]
+    environment = {**os.environ, "XLA_FLAGS": ""}
+    subprocess.run([*command, *more, f"--output={folder / 'rates'}"], check=True, env=environment)
+    screenshot(folder / "rates" / "sweep.html", 1240, 1000, False, DOCS / "sweep.png")
+
+
 def main() -> None:
     os.environ["CI"] = "true"  # nothing of the runs' progress
     with tempfile.TemporaryDirectory() as made:
         folder = pathlib.Path(made)
         (folder / "availability.csv").write_text(LIVES)
-        for name in sys.argv[1:] or (*PICTURES, "killed"):
-            if name == "killed":
-                animate(folder)
+        for name in sys.argv[1:] or (*PICTURES, "sweep", "killed"):
+            if name in ("sweep", "killed"):
+                {"sweep": sweep, "killed": animate}[name](folder)
                 continue
             plant, width, height, dark = PICTURES[name]
             more = {"trace": str(folder / "availability.csv")} if name == "dead-learner" else {}

@@ -11,6 +11,7 @@ import threading
 import pytest
 
 from ddiloco.dashboard import server as board
+from ddiloco.dashboard import study
 from ddiloco.dashboard.server import PageServer
 from ddiloco.dashboard.sheet import document
 from tests.dashboard.planted import as_processes
@@ -83,17 +84,40 @@ addEventListener("load", async () => {
 </script></body>"""
 
 
-@pytest.mark.parametrize(("width", "dark"), [(1300, True), (500, False)])
-def test_axe_finds_nothing_wrong(browse, view_of, tmp_path, width, dark):
-    views = [view_of("lives"), view_of("missing_host"), as_processes(view_of("hang"))]
+@pytest.fixture
+def judged(browse, tmp_path):
+    """What axe says of a page."""
     axe = (importlib.resources.files("axe_core_python") / "axe.min.js").read_text()
-    page = tmp_path / "page.html"
-    page.write_text(document(views, inline=True).replace("</body>", f"<script>{axe}</script>{AXE}"))
-    scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
-    dom, _ = browse(page.as_uri(), scheme, width=width).communicate(timeout=60)
-    told = json.loads(html.unescape(dom.split("<title>")[1].split("</title>")[0]))
+
+    def judge(text, width, dark):
+        page = tmp_path / "page.html"
+        page.write_text(text.replace("</body>", f"<script>{axe}</script>{AXE}"))
+        scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
+        dom, _ = browse(page.as_uri(), scheme, width=width).communicate(timeout=60)
+        return json.loads(html.unescape(dom.split("<title>")[1].split("</title>")[0]))
+
+    return judge
+
+
+LOOKS = pytest.mark.parametrize(("width", "dark"), [(1300, True), (500, False)])
+
+
+@LOOKS
+def test_axe_finds_nothing_wrong(judged, view_of, width, dark):
+    views = [view_of("lives"), view_of("missing_host"), as_processes(view_of("hang"))]
+    told = judged(document(views, inline=True), width, dark)
     assert told["wrong"] == [] and {"region", "aria-roles"} <= set(told["passed"])
     assert any("code" in place for place in told["seen"])
+
+
+@LOOKS
+def test_axe_finds_nothing_wrong_with_a_study(judged, width, dark):
+    curves = [study.Curve(f"rate={n}", [1.0, 2.0], [3.0, 2.0 + n]) for n in range(10)]
+    rows = [["rate", "held-out loss"], *([f"{n}", "2.0000 ± 0.1000"] for n in range(10))]
+    charts = [study.losses("tokens", curves)]
+    shown = study.StudyView("rates", "2 of 2 runs", ["Best: rate=0", "Within"], charts, rows, rows)
+    told = judged(study.document(shown), width, dark)
+    assert told["wrong"] == [] and {"region", "svg-img-alt"} <= set(told["passed"])
 
 
 def test_news_reach_the_reader_and_so_does_the_end(browse, run_of, tmp_path, monkeypatch):

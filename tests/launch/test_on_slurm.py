@@ -13,7 +13,7 @@ import sys
 import pytest
 
 from ddiloco.launch.ports import reserved_ports
-from tests.integration.programs import SMALLEST, Programs
+from tests.integration.programs import ROOT, SMALLEST, Programs
 from tests.remote.ends import until
 
 DAEMONS = ("munged", "slurmctld", "slurmd")
@@ -175,3 +175,30 @@ def test_who_is_killed_or_told_to_leave_comes_back_and_the_run_ends(slurm, tmp_p
         return
     replayed = programs.run("replay", f"--workdir={run}")
     assert "the same as the run's" in replayed.stdout, replayed.stderr
+
+
+def test_a_sweep_is_an_array_of_which_a_task_is_told_to_leave_and_continues(slurm, tmp_path):
+    programs = Programs(os.environ["TFDS_DATA_DIR"])
+    folder, setup = tmp_path / "sweep", f"--setup=export PATH={pathlib.Path(sys.executable).parent}:$PATH"
+    slurm.environment |= programs.environment | {"SLURM_CONF": slurm.environment["SLURM_CONF"]}
+    settings = ["--config=configs/loop.py", "--config.train.steps=300", "--config.eval.every=100"]
+    paced = "--config.train.min_step_seconds=(0.2, 0.2, 0.2, 0.2)"
+    command = [sys.executable, "-m", "experiments.sweep", *settings, paced, f"--output={folder}"]
+    command += ["--sweep=outer.learning_rate=0.5,1.0;seed=0,1", "--launcher=slurm", setup, "--notice=20"]
+
+    def sweep():
+        done = subprocess.run(command, cwd=ROOT, env=slurm.environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done
+
+    assert "4 runs; to end them: scancel " in sweep().stderr
+    workdir = folder / "outer.learning_rate=0.5,seed=1"
+    until((workdir / "learners/0/steps.jsonl").exists, "the second run", LIMIT)
+    assert " runs are under way, " in sweep().stderr, "the same command shows it, and submits nothing"
+    slurm.run("scancel", "--signal=TERM", "--batch", slurm.jobs()["sweep-runs 1"])  # as its notice does
+    until(lambda: "sweep-runs 1" not in slurm.jobs(), "a place in the queue", LIMIT)
+    until(lambda: slurm.run("squeue", "-h") == "", "the end of all jobs", LIMIT)
+    done = sweep()
+    assert "Best: " in done.stdout and "scancel" not in done.stderr
+    assert "4 of 4 runs have finished" in (folder / "sweep.html").read_text()
+    assert not (workdir / "previous").exists(), "the run continued where it was"

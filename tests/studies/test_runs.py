@@ -75,7 +75,7 @@ class Pretended:
     def name(self):
         return self.workdir.name
 
-    def arguments(self):
+    def command(self):
         return self.given
 
     def lacks(self):

@@ -1,6 +1,7 @@
 """The settings of ours for the models that `record.py` made."""
 
 import dataclasses
+import pathlib
 
 import jax
 import numpy as np
@@ -11,6 +12,7 @@ from ddiloco.models.vit import normalised
 from ddiloco.settings.experiment import parse
 from ddiloco.training.parameters import forward
 
+RECORDED = pathlib.Path(__file__).parent / "recorded"
 DECODER = {
     "vocab_size": 32,
     "num_layers": 2,

@@ -1,7 +1,6 @@
 """Our logits against those of transformers: recorded ones, and fresh ones where it is installed."""
 
 import json
-import pathlib
 
 import numpy as np
 import pytest
@@ -10,10 +9,9 @@ from safetensors.numpy import load_file
 from ddiloco.weights.export import export
 from ddiloco.weights.initial import InitialWeights
 from tests.models.parameters import random_parameters
-from tests.weights.cases import CASES, experiment_of, logits, model, pixels
+from tests.weights.cases import CASES, RECORDED, experiment_of, logits, model, pixels
 
 OF_TEXT = {"bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings"}
-RECORDED = pathlib.Path(__file__).parent / "recorded"
 
 
 @pytest.mark.parametrize(

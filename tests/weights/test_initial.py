@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from ddiloco.config import ConfigError
+from ddiloco.config import ConfigError, build
+from ddiloco.models import MODELS
 from ddiloco.weights.export import export
 from ddiloco.weights.initial import InitialWeights
+from ddiloco.weights.qwen3 import model_settings
 from tests.models.parameters import random_parameters
 from tests.refusals import refusal
-from tests.weights.cases import experiment_of, model
+from tests.weights.cases import CASES, RECORDED, experiment_of, model
 from tests.workbench import assert_equal
 
 MOE = model("qwen3_moe", model_dim=16)
@@ -171,6 +173,25 @@ def test_transformers_takes_the_same_rotary_settings(entries, theta, folder):
     without_rope(folder, **entries)
     found = transformers.AutoConfig.from_pretrained(folder).rope_parameters
     assert (found["rope_type"], found["rope_theta"]) == ("default", theta)
+
+
+@pytest.mark.parametrize("case", ["qwen3", "qwen3_tied", "qwen3_moe"])
+def test_the_settings_of_a_decoder_are_read_from_its_config_json(case):
+    settings = model_settings(RECORDED / case)
+    name = settings.pop("name")
+    assert name == CASES[case][0]
+    assert build(MODELS[name].config, settings) == model(case)
+
+
+def test_an_entry_that_settings_lack_or_that_none_may_be_is_told(folder):
+    with_entries(folder, head_dim=None)
+    assert model_settings(folder)["head_dim"] == 16 // 4, "a share of hidden_size, as in transformers"
+    with_entries(folder, hidden_act="relu")
+    assert "config.model.activation: is 'relu', but must be" in refusal(
+        ConfigError, lambda: model_settings(folder)
+    )
+    with_entries(folder, vocab_size=None)
+    assert "config.json: has no vocab_size" in refusal(ConfigError, lambda: model_settings(folder))
 
 
 def test_defaults_are_those_of_the_architecture(folder, tmp_path):

@@ -433,11 +433,11 @@ def sampled_cosines(sampled: Callable[[int], np.ndarray], count: int, witnesses:
 
     `sampled`: the sample of one. NaN where one is zero, and of a witness with itself.
     """
-    those = np.stack([sampled(m) for m in witnesses])
-    cosines = np.empty((count, len(witnesses)))
+    known = {m: sampled(m) for m in witnesses}
+    those, cosines = np.stack([*known.values()]), np.empty((count, len(witnesses)))
     for first in range(0, count, WITNESSES):  # so that few samples are in memory
         block = range(first, min(count, first + WITNESSES))
-        rows = those if list(block) == list(witnesses) else np.stack([sampled(m) for m in block])
+        rows = np.stack([known[m] if m in known else sampled(m) for m in block])
         lengths = np.outer(np.linalg.norm(rows, axis=1), np.linalg.norm(those, axis=1))
         with np.errstate(divide="ignore", invalid="ignore"):
             cosines[block.start : block.stop] = rows @ those.T / lengths

@@ -13,6 +13,7 @@ import pathlib
 import socket
 import statistics
 import tempfile
+import time
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -38,9 +39,11 @@ def run(quick: bool = False) -> list[dict]:
 
     Returns:
       By codecs up and down: rows of the stages of one process, whose rounds follow one another, in GB/s of
-      what each moves, with the limit that was measured in the same run; then a row for each S, with rounds in
+      what each moves, with the limit that was measured in the same run; of those that use a processor also in
+      GB a core-second, which other work on the machine does not change. Then a row for each S, with rounds in
       flight, in GB/s of float32 merged, `reference` that of S=1, `limit` S times that. All with the processor
-      milliseconds a round by process and purpose, and with the bytes that learners moved and should move.
+      milliseconds a round by process and purpose, and with the bytes that learners moved and should move
+      before the last merges of all fragments.
     """
     core = min(os.sched_getaffinity(0))
     limits = _limits(core, 1 << 20, 2) if quick else _limits(core, 64 << 20, 9)
@@ -90,6 +93,14 @@ def _stages(name: str, traffic: PlayedTraffic, run: PlayedRun, limits: dict[str,
         found.append(
             row(f"{name} {stage}", rate, limits[limit], limits[limit], "GB/s", **_more(traffic, run))
         )
+    both_ways = moved["receive"][0] + moved["broadcast"][0]
+    for purpose, size_moved, limit in (
+        ("exchange", both_ways, "socket"),
+        ("merge", moved["merge"][0], "copy"),
+    ):
+        rate = size_moved * len(run.rounds) / run.processors["syncer"][purpose] / 1e9
+        of = limits[f"{limit} a core-second"]
+        found.append(row(f"{name} {purpose}", rate, of, of, "GB a core-second", **_more(traffic, run)))
     return found
 
 
@@ -114,7 +125,10 @@ def _more(traffic: PlayedTraffic, run: PlayedRun) -> dict[str, Any]:
 
 
 def _limits(core: int, size: int, repetitions: int) -> dict[str, float]:
-    """GB/s on this core of a copy in memory, bytes written and synced, and bytes from a raw socket."""
+    """GB/s on this core of a copy in memory, bytes written and synced, and bytes from a raw socket.
+
+    Of copy and socket also GB a core-second.
+    """
     sent = np.ones(size, np.uint8)
     with another_process(_limits_on, core, size, repetitions) as pipe:
         with socket.create_connection(receive_from(pipe)) as raw:
@@ -129,22 +143,33 @@ def _limits_on(pipe: Connection, core: int, size: int, repetitions: int) -> None
     listening = socket.create_server(("127.0.0.1", 0))
     pipe.send(listening.getsockname())
     raw, _ = listening.accept()
+    core_seconds: dict[str, list[float]] = {"copy": [], "socket": []}
 
     def take() -> None:
         pipe.send("send")
+        begun = time.process_time()
         receive(raw, size)
+        core_seconds["socket"].append(time.process_time() - begun)
+
+    def copy() -> None:
+        begun = time.process_time()
+        np.copyto(target, source)
+        core_seconds["copy"].append(time.process_time() - begun)
 
     with tempfile.TemporaryDirectory(prefix="ddiloco-bench-") as folder:
         path = pathlib.Path(folder) / "plain"
         candidates = {
-            "copy": lambda: np.copyto(target, source),
+            "copy": copy,
             "disk": lambda: write(path, [source, source], synced=True),
             "socket": take,
         }
         seconds = medians(candidates, repetitions)
     pipe.send("over")
     moved = {"copy": size, "disk": 2 * size, "socket": size}
-    pipe.send({name: moved[name] / seconds[name] / 1e9 for name in candidates})
+    found = {name: moved[name] / seconds[name] / 1e9 for name in candidates}
+    for name, spent in core_seconds.items():
+        found[f"{name} a core-second"] = size / statistics.median(spent) / 1e9
+    pipe.send(found)
 
 
 def receive(connection: socket.socket, size: int) -> memoryview:

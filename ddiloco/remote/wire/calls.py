@@ -158,13 +158,15 @@ class CallServer:
         """Binds HOST:PORT; returns the port. Raises ConfigError: the address is not available."""
         return event_loop().run(self._bound(address))
 
-    def serve(self, path: str, handlers: Mapping[str, Handler], answers: Mapping[str, Answer]) -> None:
+    def serve(
+        self, path: str, handlers: Mapping[str, Handler], answers: Mapping[str, Answer] | None = None
+    ) -> None:
         """Answers these calls of the service in `path` from now on; `answers`: those with one message.
 
         That goes with the call's status, which costs less than a message of its own.
         """
         made = {name: _rpc_handler(handler, self._admit) for name, handler in handlers.items()}
-        for name, answer in answers.items():
+        for name, answer in (answers or {}).items():
             made[name] = _rpc_handler(answer, self._admit, grpc.stream_unary_rpc_method_handler)
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(path.split("/")[1], made),)

@@ -42,8 +42,7 @@ def run(quick: bool = False) -> list[dict]:
       what each moves, with the limit that was measured in the same run; of those that use a processor also in
       GB a core-second, which other work on the machine does not change. Then a row for each S, with rounds in
       flight, in GB/s of float32 merged, `reference` that of S=1, `limit` S times that. All with the processor
-      milliseconds a round by process and purpose, and with the bytes that learners moved and should move
-      before the last merges of all fragments.
+      milliseconds a round by process and purpose, and with the bytes that learners moved and should move.
     """
     core = min(os.sched_getaffinity(0))
     limits = _limits(core, 1 << 20, 2) if quick else _limits(core, 64 << 20, 9)
@@ -72,10 +71,10 @@ def _stages(name: str, traffic: PlayedTraffic, run: PlayedRun, limits: dict[str,
     size, learners = traffic.fragment_bytes, traffic.learners
     up, down = run.planned
     moved = {
-        "receive": (up / traffic.steps, "socket"),
+        "receive": (up / run.num_rounds, "socket"),
         "merge": (learners * size, "copy"),
         "disk": (traffic.durable_bytes, "disk"),
-        "broadcast": ((down - learners * traffic.fragments * size) / traffic.steps, "socket"),
+        "broadcast": ((down - learners * traffic.fragments * size) / run.num_rounds, "socket"),
     }
     seconds: dict[str, list[float]] = {stage: [] for stage in moved}
     for values in run.rounds:
@@ -100,7 +99,9 @@ def _stages(name: str, traffic: PlayedTraffic, run: PlayedRun, limits: dict[str,
     ):
         rate = size_moved * len(run.rounds) / run.processors["syncer"][purpose] / 1e9
         of = limits[f"{limit} a core-second"]
-        found.append(row(f"{name} {purpose}", rate, of, of, "GB a core-second", **_more(traffic, run)))
+        found.append(
+            row(f"{name} {purpose}, processor", rate, of, of, "GB a core-second", **_more(traffic, run))
+        )
     return found
 
 
@@ -195,19 +196,24 @@ def write(path: pathlib.Path, buffers: list[np.ndarray], synced: bool) -> None:
 
 def run_memory(quick: bool = False) -> list[dict]:
     """Measures a syncer's process of a model of 256 MiB (`quick`: 12 MiB), P = 24, through three rounds of
-    each fragment, of which three are in flight at a time; learners send float32 over a real wire.
+    each fragment, of which three are in flight at a time; learners send over a real wire.
 
     Returns:
-      One row, in MB over what the process has before it has a model: `measured` with M = 16, `reference` with
-      M = 2, `limit` the model's bytes. `model_mb` too, and `needed_mb`, what --dry_run says with M = 16.
+      A row for each codec of offers, f32 and int4, in MB over what the process has before it has a model:
+      `measured` with M = 16, `reference` with M = 2, `limit` the model's bytes. `model_mb` too, and
+      `needed_mb`, what --dry_run says with M = 16.
     """
-    rows = 128 if quick else 2731
+    return [_memory(codec, 128 if quick else 2731) for codec in ("f32", "int4")]
+
+
+def _memory(codec: str, rows: int) -> dict:
     few, many = (
-        PlayedTraffic(1, rows, "f32", "f32", overlap=2, steps=72, core=0, learners=learners)
+        PlayedTraffic(1, rows, codec, "f32", overlap=2, steps=72, core=0, learners=learners)
         for learners in (2, 16)
     )
     assembly = assembly_of(many)
     size = sum(assembly.layout.bytes) / 1e6
     needed = syncer_needs(assembly.experiment, assembly.layout).most / 1e6
     peaks = [_play(traffic)[1].memory / 1e6 for traffic in (many, few)]
-    return [row("memory", *peaks, size, "MB", model_mb=size, needed_mb=needed)]
+    name = "memory" if codec == "f32" else f"memory {codec}"
+    return row(name, *peaks, size, "MB", model_mb=size, needed_mb=needed)

@@ -63,6 +63,7 @@ def normalised(weights: Iterable[float]) -> np.ndarray:
 
 
 Vector = jax.Array | Callable[[], jax.Array]
+Numbers = Any  # float32, (M,) or one; numpy's or jax's, and functions of them make the same kind
 
 
 class Sent(NamedTuple):
@@ -102,13 +103,13 @@ class MergedTensor(NamedTuple):
     """The result of a merge rule; under jit, unused fields cost nothing."""
 
     unscaled: jax.Array  # the merged outer gradient over `scale`, float32, of the vectors' shape
-    length: jax.Array  # the norm of the merged outer gradient
-    norms: jax.Array  # (M,) norms of the vectors, 0 for absent learners
+    length: Numbers  # the norm of the merged outer gradient
+    norms: Numbers  # (M,) norms of the vectors, 0 for absent learners
     # Weighted mean of the cosines between different learners' vectors, 1 if there are fewer than two. That of
     # `direct` is off by about 1e-7 times the ratio of the largest norm to the others.
-    cosine: jax.Array
+    cosine: Numbers
     # Apart from the value: its users can multiply as they read it, and a product would be another pass.
-    scale: jax.Array | float = 1.0
+    scale: Numbers = 1.0
 
     @property
     def value(self) -> jax.Array:
@@ -117,7 +118,6 @@ class MergedTensor(NamedTuple):
 
 
 MergeRule = Callable[[Sent], MergedTensor]
-Numbers = Any  # float32, (M,) or one; numpy's or jax's, and functions of them make the same kind
 
 
 class Mix(NamedTuple):
@@ -156,7 +156,8 @@ class Mix(NamedTuple):
         def average() -> MergedTensor:
             return DIRECT.merged(*summed(shares, sent), shares, norms, shares)
 
-        return jax.lax.cond(self.is_short(scales, norms, length), average, lambda: merged)
+        chosen: MergedTensor = jax.lax.cond(self.is_short(scales, norms, length), average, lambda: merged)
+        return chosen
 
 
 def _inverse(norms: Numbers) -> Numbers:

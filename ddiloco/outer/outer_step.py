@@ -131,12 +131,12 @@ class OuterStep:
         if len(offers) > self._num_learners:
             raise ValueError(f"there are {len(offers)} offers, more than {self._num_learners}")
         anchor, shapes = _readable(pieces), self._layout.piece_shapes(p)
-        spare = self._zeros(anchor) if spare is None else tuple(spare)
+        memories = self._zeros(anchor) if spare is None else tuple(spare)
         opt_state, left_out = (opt_state, ()) if self._encode is None else opt_state
         shares = normalised(weights)
         encoded = [by_piece(offer.codec, shapes, offer.arrays) for offer in offers]
         merged, stepped = [], []
-        for i, (rule, memory, state) in enumerate(zip(self._rules(p), spare, opt_state, strict=True)):
+        for i, (rule, memory, state) in enumerate(zip(self._rules(p), memories, opt_state, strict=True)):
             sent = [_Encoded(o.codec, own[i], o.norms[i]) for o, own in zip(offers, encoded, strict=True)]
             merge = self._mixed if rule in MIXES else self._merged
             one = merge(rule, memory, anchor[i], sent, shares)
@@ -158,7 +158,7 @@ class OuterStep:
         return OuterResult(difference.pieces, opt_state, metrics, difference=difference.arrays)
 
     def _mixed(
-        self, rule: str, memory: jax.Array, anchor: Any, sent: Sequence[_Encoded], shares: np.ndarray
+        self, rule: str, memory: Any, anchor: Any, sent: Sequence[_Encoded], shares: np.ndarray
     ) -> MergedTensor:
         """What a rule that is a `Mix` makes of the contributions to one tensor, in this memory."""
         norms = np.where(shares > 0, np.array([one.norm for one in sent], np.float32), np.float32(0))
@@ -190,7 +190,7 @@ class OuterStep:
         return total, np.float32(length)
 
     def _merged(
-        self, rule: str, memory: jax.Array, anchor: Any, sent: Sequence[_Encoded], shares: np.ndarray
+        self, rule: str, memory: Any, anchor: Any, sent: Sequence[_Encoded], shares: np.ndarray
     ) -> MergedTensor:
         """What any other rule makes of all contributions to one tensor at once, in this memory."""
         shape, count = tuple(anchor.shape), len(self._codecs)
@@ -203,7 +203,7 @@ class OuterStep:
             raise ValueError(f"of {len(sent)} offers more are in a codec than learners send in it") from None
         for slot, one, share in zip(slots, sent, shares, strict=True):
             arrays[slot], numbers[:, slot] = one.arrays, (share, one.norm)
-        merged = self._merging(rule, shape)(memory, anchor, tuple(arrays), *numbers)
+        merged: MergedTensor = self._merging(rule, shape)(memory, anchor, tuple(arrays), *numbers)
         return merged._replace(norms=np.asarray(merged.norms)[slots])
 
     def _zeros(self, pieces: Pieces) -> tuple[jax.Array, ...]:

@@ -11,9 +11,9 @@ import optax
 
 from ddiloco.config import ConfigError, build
 from ddiloco.outer.fragments import FragmentLayout, fragment, leaf_names, put, take
-from ddiloco.outer.merging import Sent, norm_of
+from ddiloco.outer.merging import MERGE_RULES, Sent, norm_of
 from ddiloco.outer.optimizer import OuterConfig, make_outer_optimizer
-from ddiloco.outer.outer_step import Measured, rule_of, step_tensor
+from ddiloco.outer.outer_step import rule_of, step_tensor
 from ddiloco.protocol.schedule import Schedule
 
 _Tensors = dict[str, jax.Array]
@@ -160,17 +160,16 @@ def _outer_step(
 
     def stepped(
         own: jax.Array, theta: jax.Array, state: Any, weights: jax.Array, norms: jax.Array
-    ) -> tuple[jax.Array, Any, Measured]:
-        return step_tensor(config, rule, theta, state, Sent((own,), weights, theta, norms))
+    ) -> tuple[jax.Array, Any, jax.Array]:
+        merged = MERGE_RULES[rule](Sent((own,), weights, theta, norms))
+        return step_tensor(config, merged.unscaled, merged.scale, theta, state)
 
     def kept(
         own: jax.Array, theta: jax.Array, state: Any, weights: jax.Array, norms: jax.Array
-    ) -> tuple[jax.Array, Any, Measured]:
-        none = jnp.zeros(())
-        return theta, state, Measured(none, norms, none, jnp.bool_(False))
+    ) -> tuple[jax.Array, Any, jax.Array]:
+        return theta, state, jnp.bool_(False)
 
     weights = jnp.ones(1) * (step > 0)
-    new, new_state, measured = jax.lax.cond(due, stepped, kept, own, theta, state, weights, norms)
-    finite = measured.finite
+    new, new_state, finite = jax.lax.cond(due, stepped, kept, own, theta, state, weights, norms)
     states = optax.tree.where(finite, new_state, state)
     return jnp.where(finite, new, own), jnp.where(finite, new, theta), states

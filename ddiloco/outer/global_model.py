@@ -13,7 +13,16 @@ import numpy as np
 from ddiloco.arrays.host_memory import host_device, owned
 from ddiloco.outer.encoding import InvalidContribution, check_format
 from ddiloco.outer.fragments import FragmentLayout, assemble, take
-from ddiloco.outer.guards import Guard, Notice, Verdict, offered, sample_counts, sample_lines, sampled_cosines
+from ddiloco.outer.guards import (
+    Guard,
+    Notice,
+    Verdict,
+    draw_witnesses,
+    offered,
+    sample_counts,
+    sample_lines,
+    sampled_cosines,
+)
 from ddiloco.outer.merging import contribution_weight
 from ddiloco.outer.offers import MeasuredOffer, OfferSampler
 from ddiloco.outer.optimizer import OuterConfig
@@ -192,10 +201,14 @@ class GlobalModel:
         anchor, sizes = self.fragment(p)[1], self._sizes(p)
         norms = np.stack([offer.norms for offer in offers], axis=1)
         lines, sampler = sample_lines(sizes, norms), self._sampler(p)
-        sampled = np.stack([sampler(offer.codec, offer.arrays, lines) for offer in offers])
-        if self._of_parameters:
-            sampled = sampler("f32", anchor, lines) - sampled
-        found = offered(learners, counts, norms, sizes, sampled_cosines(sampled))
+        theta: np.ndarray | int = sampler("f32", anchor, lines) if self._of_parameters else 0
+
+        def sampled(place: int) -> np.ndarray:
+            offer = offers[place]
+            return theta - sampler(offer.codec, offer.arrays, lines)  # where it is the gradient, its opposite
+
+        cosines = sampled_cosines(sampled, len(offers), draw_witnesses(norms))
+        found = offered(learners, counts, norms, sizes, cosines)
         return guard.judge(p, found, lambda: math.sqrt(sum(float(np.vdot(x, x)) for x in anchor)))
 
     def _sizes(self, p: int) -> list[int]:

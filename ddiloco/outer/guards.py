@@ -336,16 +336,16 @@ def offered(
 
     Args:
       norms: (pieces, M), of each piece of each outer gradient.
-      cosines: (M, M), between the outer gradients of two learners; NaN where one is zero.
+      cosines: (M, witnesses), as of `sampled_cosines`.
     """
     exact = np.asarray(norms, np.float64)
     lengths = np.sqrt(np.square(exact).sum(0))
     peaks = (exact / np.sqrt(np.maximum(sizes, 1))[:, None]).max(0)
+    ordered, known = np.sort(cosines, axis=1), np.isfinite(cosines).sum(axis=1)  # NaN is last
     found = []
     for i, learner in enumerate(learners):
-        others = np.delete(cosines[i], i)
-        known = others[np.isfinite(others)]
-        middle = float(np.median(known)) if known.size >= 2 else None
+        row, count = ordered[i], int(known[i])
+        middle = float(row[(count - 1) // 2] + row[count // 2]) / 2 if count >= 2 else None
         steps, of_steps = counts[i]
         found.append(Offered(learner, steps, float(lengths[i]), float(peaks[i]), middle, of_steps))
     return found
@@ -389,6 +389,7 @@ def _log(value: float) -> float:
 
 
 SAMPLE = 1 << 13  # elements of a fragment on which cosines are measured
+WITNESSES = 64  # offers with which each of a round is compared: all with all would be quadratic
 LINE = 128  # neighbours that are read together, since each line that is touched may cost a page
 
 
@@ -410,16 +411,35 @@ def sample_lines(sizes: Sequence[int], norms: np.ndarray) -> list[np.ndarray | N
       sizes: elements of each piece.
       norms: (pieces, M) of the outer gradients, float32.
     """
-    seed = hashlib.sha256(np.asarray(norms, np.float32).tobytes()).digest()
-    rng = np.random.default_rng(int.from_bytes(seed[:8], "little"))
-    counts = zip(sizes, sample_counts(sizes), strict=True)
+    rng, counts = _random(norms), zip(sizes, sample_counts(sizes), strict=True)
     return [None if count is None else rng.integers(0, size // LINE, count) for size, count in counts]
 
 
-def sampled_cosines(sampled: np.ndarray) -> np.ndarray:
-    """(M, M) cosines between the samples of M outer gradients, its rows, NaN where one is zero there."""
-    gram = sampled @ sampled.T
-    lengths = np.sqrt(np.diag(gram))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        cosines: np.ndarray = gram / np.outer(lengths, lengths)
+def draw_witnesses(norms: np.ndarray) -> list[int]:
+    """The offers of a round with which each is compared, by place: all, or some that depend on all norms."""
+    count = np.shape(norms)[1]
+    if count <= WITNESSES:
+        return list(range(count))
+    return sorted(_random(norms).choice(count, WITNESSES, replace=False).tolist())
+
+
+def _random(norms: np.ndarray) -> np.random.Generator:
+    seed = hashlib.sha256(np.asarray(norms, np.float32).tobytes()).digest()
+    return np.random.default_rng(int.from_bytes(seed[:8], "little"))
+
+
+def sampled_cosines(sampled: Callable[[int], np.ndarray], count: int, witnesses: Sequence[int]) -> np.ndarray:
+    """Cosines between samples of outer gradients, float64, (count, witnesses).
+
+    `sampled`: the sample of one. NaN where one is zero, and of a witness with itself.
+    """
+    known = {m: sampled(m) for m in witnesses}
+    those, cosines = np.stack([*known.values()]), np.empty((count, len(witnesses)))
+    for first in range(0, count, WITNESSES):  # so that few samples are in memory
+        block = range(first, min(count, first + WITNESSES))
+        rows = np.stack([known[m] if m in known else sampled(m) for m in block])
+        lengths = np.outer(np.linalg.norm(rows, axis=1), np.linalg.norm(those, axis=1))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            cosines[block.start : block.stop] = rows @ those.T / lengths
+    cosines[list(witnesses), range(len(witnesses))] = np.nan
     return cosines

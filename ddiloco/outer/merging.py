@@ -7,7 +7,7 @@ The others bound what one learner can do to the result.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -63,6 +63,7 @@ def normalised(weights: Iterable[float]) -> np.ndarray:
 
 
 Vector = jax.Array | Callable[[], jax.Array]
+Numbers = Any  # float32, (M,) or one; numpy's or jax's, and functions of them make the same kind
 
 
 class Sent(NamedTuple):
@@ -84,17 +85,31 @@ def norm_of(vector: Vector, anchor: jax.Array | None = None) -> jax.Array:
     return _norm(_difference(vector, anchor))
 
 
+def summed(scales: jax.Array, sent: Sent, begun: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
+    """The sum of the outer gradients, each times a number, and its norm; for use under jit.
+
+    `begun`: what the sum begins with, float32, where others are in it already; None: zero.
+    """
+    # Two passes over the vectors, norms and then this one, are the least. Without the barriers XLA shares the
+    # differences between the two and stores them all, and fuses this sum into its norm and its other uses,
+    # reading all vectors again for each.
+    scales, anchor = jax.lax.optimization_barrier((scales, sent.anchor))
+    total = sum(scales[m] * _difference(vector, anchor) for m, vector in enumerate(sent.vectors))
+    made: jax.Array = jax.lax.optimization_barrier(total if begun is None else begun + total)
+    return made, _norm(made)
+
+
 class MergedTensor(NamedTuple):
     """The result of a merge rule; under jit, unused fields cost nothing."""
 
     unscaled: jax.Array  # the merged outer gradient over `scale`, float32, of the vectors' shape
-    length: jax.Array  # the norm of the merged outer gradient
-    norms: jax.Array  # (M,) norms of the vectors, 0 for absent learners
+    length: Numbers  # the norm of the merged outer gradient
+    norms: Numbers  # (M,) norms of the vectors, 0 for absent learners
     # Weighted mean of the cosines between different learners' vectors, 1 if there are fewer than two. That of
     # `direct` is off by about 1e-7 times the ratio of the largest norm to the others.
-    cosine: jax.Array
+    cosine: Numbers
     # Apart from the value: its users can multiply as they read it, and a product would be another pass.
-    scale: jax.Array | float = 1.0
+    scale: Numbers = 1.0
 
     @property
     def value(self) -> jax.Array:
@@ -103,6 +118,72 @@ class MergedTensor(NamedTuple):
 
 
 MergeRule = Callable[[Sent], MergedTensor]
+
+
+class Mix(NamedTuple):
+    """A rule whose value is a sum of the vectors, each times a number, and then times one more number.
+
+    The numbers depend on weights and norms alone, so that the sum can be made in any number of passes.
+    """
+
+    scales: Callable[[Numbers, Numbers], Numbers]  # of shares and norms, by vector
+    scale: Callable[[Numbers, Numbers, Numbers], Numbers]  # of shares, norms and the sum's length
+    # Below this share of the lengths in it, the sum is too short: the value is the direct average
+    shortest: float | None = None
+
+    def is_short(self, scales: Numbers, norms: Numbers, length: Numbers) -> Numbers:
+        """Whether the sum of this length is too short."""
+        if self.shortest is None:
+            return False
+        return ~(length > self.shortest * (scales * norms).sum())
+
+    def merged(
+        self, total: jax.Array, length: Numbers, shares: Numbers, norms: Numbers, scales: Numbers
+    ) -> MergedTensor:
+        """The result from the sum and its length."""
+        scale = self.scale(shares, norms, length)
+        return MergedTensor(total, length * scale, norms, _mean_cosine(scales * norms, length), scale)
+
+    def __call__(self, sent: Sent) -> MergedTensor:
+        """The whole rule, for use under jit."""
+        shares, norms = _counted(sent)
+        scales = self.scales(shares, norms)
+        total, length = summed(scales, sent)
+        merged = self.merged(total, length, shares, norms, scales)
+        if self.shortest is None:
+            return merged
+
+        def average() -> MergedTensor:
+            return DIRECT.merged(*summed(shares, sent), shares, norms, shares)
+
+        chosen: MergedTensor = jax.lax.cond(self.is_short(scales, norms, length), average, lambda: merged)
+        return chosen
+
+
+def _inverse(norms: Numbers) -> Numbers:
+    """Of each norm, 0 where it is 0."""
+    return (norms > 0) / (norms + (norms == 0))
+
+
+def _as_long_as_the_median(shares: Numbers, norms: Numbers) -> Numbers:
+    order = norms.argsort()
+    below = shares[order].cumsum()
+    longest = norms[order][(below >= 0.5 * below[-1]).argmax()]
+    xp = norms.__array_namespace__()
+    return xp.where(norms > longest, longest * _inverse(norms), 1) * shares
+
+
+def _one(shares: Numbers, norms: Numbers, length: Numbers) -> Numbers:
+    return norms.dtype.type(1)
+
+
+DIRECT = Mix(lambda shares, norms: shares, _one)
+RDA = Mix(
+    lambda shares, norms: shares * _inverse(norms),
+    lambda shares, norms, length: (shares * norms).sum() * _inverse(length),
+    DEGENERATE,
+)
+CLIPPED = Mix(_as_long_as_the_median, _one)
 
 
 def direct(sent: Sent) -> MergedTensor:
@@ -116,8 +197,7 @@ def direct(sent: Sent) -> MergedTensor:
       >>> print(direct(Sent(vectors, jnp.array([3.0, 1.0]))).value)
       [3.   0.25]
     """
-    shares, norms = _counted(sent)
-    return _mixed(shares, sent, norms)
+    return DIRECT(sent)
 
 
 def rda(sent: Sent) -> MergedTensor:
@@ -139,20 +219,7 @@ def rda(sent: Sent) -> MergedTensor:
       >>> print(f"{rda(sent).length:.4f} {direct(sent).length:.4f}")
       4.0000 2.8284
     """
-    shares, norms = _counted(sent)
-    pointing = jnp.where(norms > 0, shares, 0)
-    scales = jnp.where(norms > 0, shares / jnp.where(norms > 0, norms, 1), 0)
-    mean = _combine(scales, sent)
-    agreement = _norm(mean)
-    degenerate = ~(agreement > DEGENERATE * pointing.sum())
-
-    def average() -> tuple[jax.Array, jax.Array]:
-        value = _combine(shares, sent)
-        return value, _norm(value)
-
-    value, length = jax.lax.cond(degenerate, average, lambda: (mean, agreement))
-    scale = jnp.where(degenerate, 1, jnp.dot(shares, norms) / agreement)
-    return MergedTensor(value, length * scale, norms, _mean_cosine(pointing, agreement), scale)
+    return RDA(sent)
 
 
 def clipped(sent: Sent) -> MergedTensor:
@@ -166,12 +233,7 @@ def clipped(sent: Sent) -> MergedTensor:
       >>> print(3 * clipped(Sent(vectors, jnp.ones(3))).value)
       [2. 1.]
     """
-    shares, norms = _counted(sent)
-    order = jnp.argsort(norms)
-    below = jnp.cumsum(shares[order])
-    longest = norms[order][jnp.argmax(below >= 0.5 * below[-1])]
-    scales = jnp.where(norms > longest, longest / jnp.where(norms > 0, norms, 1), 1) * shares
-    return _mixed(scales, sent, norms)
+    return CLIPPED(sent)
 
 
 def trimmed(sent: Sent) -> MergedTensor:
@@ -194,7 +256,7 @@ def trimmed(sent: Sent) -> MergedTensor:
     )
     kept = [jnp.where((cut <= r) & (r < count - cut), x, 0) for r, x in enumerate(ranked)]
     value: jax.Array = jax.lax.optimization_barrier(sum(kept) / jnp.maximum(count - 2 * cut, 1))
-    average = _norm(_combine(shares, sent))
+    _, average = summed(shares, sent)
     return MergedTensor(value, _norm(value), norms, _mean_cosine(shares * norms, average))
 
 
@@ -228,7 +290,7 @@ def geometric_median(sent: Sent) -> MergedTensor:
     closest = jnp.where(norms <= middle, shares, 0)
     start = closest / jnp.where(closest.sum() > 0, closest.sum(), 1)
     mix = jax.lax.fori_loop(0, _WEISZFELD, closer, start)
-    return _mixed(mix, sent, norms)
+    return DIRECT.merged(*summed(mix, sent), shares, norms, mix)
 
 
 MERGE_RULES: dict[str, MergeRule] = {
@@ -238,6 +300,7 @@ MERGE_RULES: dict[str, MergeRule] = {
     "trimmed": trimmed,
     "geometric_median": geometric_median,
 }
+MIXES = {"direct": DIRECT, "rda": RDA, "clipped": CLIPPED}
 
 
 def _counted(sent: Sent) -> tuple[jax.Array, jax.Array]:
@@ -259,32 +322,17 @@ def _norm(array: jax.Array) -> jax.Array:
     return jnp.sqrt(jnp.sum(jnp.square(array)))  # a tree of partial sums in XLA, also on CPU
 
 
-def _combine(scales: jax.Array, sent: Sent) -> jax.Array:
-    # Two passes over the vectors, norms and then this one, are the least. Without the barriers XLA shares the
-    # differences between the two and stores them all, and fuses this sum into its norm and its other uses,
-    # reading all vectors again for each.
-    scales, anchor = jax.lax.optimization_barrier((scales, sent.anchor))
-    total = sum(scales[m] * _difference(vector, anchor) for m, vector in enumerate(sent.vectors))
-    combined: jax.Array = jax.lax.optimization_barrier(total)
-    return combined
-
-
-def _mixed(scales: jax.Array, sent: Sent, norms: jax.Array) -> MergedTensor:
-    value = _combine(scales, sent)
-    length = _norm(value)
-    return MergedTensor(value, length, norms, _mean_cosine(scales * norms, length))
-
-
-def _mean_cosine(lengths: jax.Array, length_of_sum: jax.Array) -> jax.Array:
+def _mean_cosine(lengths: Numbers, length_of_sum: Numbers) -> Numbers:
     """The mean cosine of vectors of these lengths, weighted by their products, from the length of their sum.
 
     |sum a_i|^2 = sum |a_i|^2 + sum over i != j of |a_i| |a_j| cos_ij.
     """
-    own = jnp.sum(jnp.square(lengths))
-    pairs = jnp.square(jnp.sum(lengths)) - own
+    own = (lengths * lengths).sum()
+    pairs = lengths.sum() ** 2 - own
     # One learner alone leaves pairs = 0 but for rounding.
     several = pairs > 1e-6 * own
-    return jnp.where(several, (jnp.square(length_of_sum) - own) / jnp.where(several, pairs, 1), 1)
+    where = lengths.__array_namespace__().where
+    return where(several, (length_of_sum**2 - own) / where(several, pairs, 1), 1)
 
 
 def _sorted(columns: list[jax.Array]) -> list[jax.Array]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,11 +16,13 @@ from ddiloco.arrays.host_memory import aligned, host_device, owned
 from ddiloco.outer.codecs import CODECS, Shape, shaped
 from ddiloco.outer.encoding import DifferenceEncoder, described
 from ddiloco.outer.fragments import FragmentLayout, is_embedding
-from ddiloco.outer.merging import MERGE_RULES, Sent, norm_of, normalised
+from ddiloco.outer.merging import DIRECT, MERGE_RULES, MIXES, MergedTensor, Sent, norm_of, normalised, summed
 from ddiloco.outer.offers import MeasuredOffer, by_piece
 from ddiloco.outer.optimizer import OuterConfig, make_outer_optimizer
 
 Pieces = Sequence[np.ndarray | jax.Array]
+
+BLOCK = 8  # offers that are added up in one pass; for more the sum is read and written once more each
 
 
 class OuterResult(NamedTuple):
@@ -42,9 +43,10 @@ class OuterStep:
     """Makes the next version of a fragment from the learners' offers; its only state is compiled code.
 
     Each tensor is merged and stepped by programs of its own, with an outer optimizer of its own. Tensors of
-    the same shape share them: a model has few shapes, and its fragments many tensors. All take `num_learners`
-    contributions, absent ones with weight 0, so that a changing quorum compiles nothing. Offers are decoded
-    in the pass that adds them up, and never stored otherwise than encoded.
+    the same shape share them: a model has few shapes, and its fragments many tensors. Offers are decoded in
+    the pass that adds them up, `BLOCK` at a time, and never stored otherwise than encoded. So a changing
+    quorum compiles nothing, and a round costs what its offers do, however many learners there are. Only rules
+    that are no `Mix` take all M at once, absent ones with weight 0.
     """
 
     def __init__(
@@ -58,7 +60,8 @@ class OuterStep:
         self._layout = layout
         self._config = config
         self._num_learners, self._of_parameters = num_learners, of_parameters
-        # By slot of a merge, the codec of the offers that it takes.
+        self._block = min(num_learners, BLOCK)
+        # By slot of a merge of all at once, the codec of the offers that it takes.
         self._codecs = tuple(sorted(config.codec_of(m) for m in range(num_learners)))
         self._device = host_device()
         lossy = config.update_codec != "f32"
@@ -75,9 +78,15 @@ class OuterStep:
 
     def compile(self, p: int) -> None:
         """Compiles the step of fragment p, unless that was done."""
-        list(self._of_tensors(p))
-        for codec in self._config.codecs:
-            list(self._measuring(p, codec))
+        several = self._num_learners > self._block or len(self._config.codecs) > 1
+        for rule, shape in zip(self._rules(p), self._layout.piece_shapes(p), strict=True):
+            _stepping(self._config, shape)
+            for codec in self._config.codecs:
+                _measuring(shape, codec, self._of_parameters)
+                for more in (False, True)[: (1 + several) * (rule in MIXES)]:
+                    self._adding(shape, codec, more)
+            if rule not in MIXES:
+                self._merging(rule, shape)
         if self._encode is not None:
             self._encode.compile(p)
 
@@ -89,10 +98,13 @@ class OuterStep:
         `pieces`: Theta_p as it is now. `arrays`: in the `wire_format` of the codec.
         """
         readable, anchor = _readable(arrays), _readable(pieces)
-        of_pieces = by_piece(codec, self._layout.piece_shapes(p), readable)
-        programs = zip(self._measuring(p, codec), anchor, of_pieces, strict=True)
-        norms = np.array([measure(theta, encoded) for measure, theta, encoded in programs], np.float32)
-        return MeasuredOffer(codec, readable, norms, pieces if self._of_parameters else None)
+        shapes = self._layout.piece_shapes(p)
+        norms = [
+            _measuring(shape, codec, self._of_parameters)(theta, encoded)
+            for shape, theta, encoded in zip(shapes, anchor, by_piece(codec, shapes, readable), strict=True)
+        ]
+        known = pieces if self._of_parameters else None
+        return MeasuredOffer(codec, readable, np.array(norms, np.float32), known)
 
     def __call__(
         self,
@@ -116,20 +128,24 @@ class OuterStep:
         Raises:
           ValueError: there are more offers than M, or more in a codec than learners that send in it.
         """
-        anchor, slots = _readable(pieces), self._slots(offers)
-        by_slot = np.zeros(self._num_learners)
-        norms = np.zeros((len(anchor), self._num_learners), np.float32)
-        for slot, offer, weight in zip(slots, offers, weights, strict=True):
-            by_slot[slot], norms[:, slot] = weight, offer.norms
-        shares = normalised(by_slot)
-        spare = self._zeros(anchor) if spare is None else tuple(spare)
+        if len(offers) > self._num_learners:
+            raise ValueError(f"there are {len(offers)} offers, more than {self._num_learners}")
+        anchor, shapes = _readable(pieces), self._layout.piece_shapes(p)
+        memories = self._zeros(anchor) if spare is None else tuple(spare)
         opt_state, left_out = (opt_state, ()) if self._encode is None else opt_state
-        vectors = self._vectors(p, anchor, dict(zip(slots, offers, strict=True)))
-        of_tensors = zip(self._of_tensors(p), spare, opt_state, anchor, vectors, norms, strict=True)
-        stepped = [step(*arrays, encoded, shares, own) for step, *arrays, encoded, own in of_tensors]
-        results, opt_state, measured = zip(*jax.block_until_ready(stepped), strict=True)
-        new, metrics = tuple(results), _metrics(measured, shares)
-        if not all(map(operator.attrgetter("finite"), measured)):
+        shares = normalised(weights)
+        encoded = [by_piece(offer.codec, shapes, offer.arrays) for offer in offers]
+        merged, stepped = [], []
+        for i, (rule, memory, state) in enumerate(zip(self._rules(p), memories, opt_state, strict=True)):
+            sent = [_Encoded(o.codec, own[i], o.norms[i]) for o, own in zip(offers, encoded, strict=True)]
+            merge = self._mixed if rule in MIXES else self._merged
+            one = merge(rule, memory, anchor[i], sent, shares)
+            merged.append(one)
+            step = _stepping(self._config, shapes[i])
+            stepped.append(step(one.unscaled, state, anchor[i], np.float32(one.scale)))
+        new, opt_state, finite = zip(*jax.block_until_ready(stepped), strict=True)
+        metrics = _metrics(merged, shares)
+        if not all(finite):
             # No step is taken, and moments are reset; counters of rounds are kept.
             opt_state = jax.tree.map(_unless_counted, opt_state, self._begun(anchor))
             return OuterResult(
@@ -137,44 +153,79 @@ class OuterStep:
             )
         if self._encode is None:
             return OuterResult(new, opt_state, metrics)
-        encoded = self._encode(p, anchor, new, left_out)
-        return OuterResult(encoded.pieces, (opt_state, encoded.left_out), metrics, difference=encoded.arrays)
+        difference = self._encode(p, anchor, new, left_out)
+        opt_state = opt_state, difference.left_out
+        return OuterResult(difference.pieces, opt_state, metrics, difference=difference.arrays)
 
-    def _slots(self, offers: Sequence[MeasuredOffer]) -> list[int]:
-        """The slot of each offer: the next one of its codec."""
+    def _mixed(
+        self, rule: str, memory: Any, anchor: Any, sent: Sequence[_Encoded], shares: np.ndarray
+    ) -> MergedTensor:
+        """What a rule that is a `Mix` makes of the contributions to one tensor, in this memory."""
+        norms = np.where(shares > 0, np.array([one.norm for one in sent], np.float32), np.float32(0))
+        total = memory
+        with np.errstate(all="ignore"):  # as in XLA: what is not finite is found in the result
+            for mix in (MIXES[rule], DIRECT):
+                scales = mix.scales(shares, norms)
+                total, length = self._sum(total, anchor, sent, scales)
+                if not mix.is_short(scales, norms, length):
+                    break
+            return mix.merged(total, length, shares, norms, scales)
+
+    def _sum(
+        self, memory: jax.Array, anchor: Any, sent: Sequence[_Encoded], scales: np.ndarray
+    ) -> tuple[jax.Array, np.float32]:
+        """The sum of the contributions, each times a number, and its norm."""
+        total, length, more = memory, np.float32(0), False
+        for codec in sorted({one.codec for one in sent}) or self._config.codecs[:1]:
+            of_codec = [m for m, one in enumerate(sent) if one.codec == codec]
+            for first in range(0, max(1, len(of_codec)), self._block):
+                block = of_codec[first : first + self._block]
+                missing = self._block - len(block)
+                arrays = [sent[m].arrays for m in block] + [_absent(codec, anchor)] * missing
+                numbers = np.zeros(self._block, np.float32)
+                numbers[: len(block)] = scales[block]
+                add = self._adding(tuple(anchor.shape), codec, more)
+                total, length = add(total, anchor, tuple(arrays), numbers)
+                more = True
+        return total, np.float32(length)
+
+    def _merged(
+        self, rule: str, memory: Any, anchor: Any, sent: Sequence[_Encoded], shares: np.ndarray
+    ) -> MergedTensor:
+        """What any other rule makes of all contributions to one tensor at once, in this memory."""
+        shape, count = tuple(anchor.shape), len(self._codecs)
+        arrays = [_absent(codec, anchor) for codec in self._codecs]
+        numbers = np.zeros((2, count), np.float32)
         free = {codec: iter([i for i, c in enumerate(self._codecs) if c == codec]) for codec in self._codecs}
         try:
-            return [next(free[offer.codec]) for offer in offers]
+            slots = [next(free[one.codec]) for one in sent]
         except StopIteration:
-            raise ValueError(f"there are {len(offers)} offers, more than {self._num_learners}") from None
-
-    def _vectors(
-        self, p: int, anchor: Pieces, offers: Mapping[int, MeasuredOffer]
-    ) -> Iterator[tuple[tuple[Any, ...], ...]]:
-        """Of each tensor the M encoded contributions, from the offers by slot."""
-        shapes = self._layout.piece_shapes(p)
-        present = {slot: by_piece(offer.codec, shapes, offer.arrays) for slot, offer in offers.items()}
-        for i, shape in enumerate(shapes):
-            yield tuple(
-                present[slot][i]
-                if slot in present
-                else ((anchor[i],) if CODECS[codec].exact else _absent(codec, shape))
-                for slot, codec in enumerate(self._codecs)
-            )
+            raise ValueError(f"of {len(sent)} offers more are in a codec than learners send in it") from None
+        for slot, one, share in zip(slots, sent, shares, strict=True):
+            arrays[slot], numbers[:, slot] = one.arrays, (share, one.norm)
+        merged: MergedTensor = self._merging(rule, shape)(memory, anchor, tuple(arrays), *numbers)
+        return merged._replace(norms=np.asarray(merged.norms)[slots])
 
     def _zeros(self, pieces: Pieces) -> tuple[jax.Array, ...]:
         return tuple(owned(np.zeros(piece.shape, np.float32), self._device) for piece in pieces)
 
-    def _measuring(self, p: int, codec: str) -> Iterator[jax.stages.Compiled]:
-        """For each tensor of fragment p the program that measures it in an offer."""
-        for shape in self._layout.piece_shapes(p):
-            yield _measuring(shape, codec, self._of_parameters)
+    def _rules(self, p: int) -> Iterator[str]:
+        """The merge rule of each tensor of fragment p."""
+        return (rule_of(self._config, piece.name) for piece in self._layout.fragments[p])
 
-    def _of_tensors(self, p: int) -> Iterator[jax.stages.Compiled]:
-        """For each tensor of fragment p the program that merges and steps it."""
-        for piece, shape in zip(self._layout.fragments[p], self._layout.piece_shapes(p), strict=True):
-            rule = rule_of(self._config, piece.name)
-            yield _stepping(self._config, rule, shape, self._codecs, self._of_parameters)
+    def _adding(self, shape: Shape, codec: str, more: bool) -> jax.stages.Compiled:
+        return _adding(shape, (codec,) * self._block, self._of_parameters, more)
+
+    def _merging(self, rule: str, shape: Shape) -> jax.stages.Compiled:
+        return _merging(rule, shape, self._codecs, self._of_parameters)
+
+
+class _Encoded(NamedTuple):
+    """A contribution to one tensor."""
+
+    codec: str
+    arrays: tuple[Any, ...]
+    norm: np.float32
 
 
 def rule_of(config: OuterConfig, name: str) -> str:
@@ -182,30 +233,18 @@ def rule_of(config: OuterConfig, name: str) -> str:
     return config.embeddings if config.merge == "rda" and is_embedding(name) else config.merge
 
 
-class Measured(NamedTuple):
-    """Of one tensor: as in `MergedTensor`, and whether its new values are finite."""
-
-    length: jax.Array
-    norms: jax.Array
-    cosine: jax.Array
-    finite: jax.Array
-
-
 def step_tensor(
-    config: OuterConfig, rule: str, theta: jax.Array, opt_state: Any, sent: Sent
-) -> tuple[jax.Array, Any, Measured]:
-    """Merges what learners sent of one tensor, and takes the outer optimizer's step; for use under jit.
+    config: OuterConfig, unscaled: jax.Array, scale: jax.Array | float, theta: jax.Array, opt_state: Any
+) -> tuple[jax.Array, Any, jax.Array]:
+    """Takes the outer optimizer's step with a merged outer gradient, as `MergedTensor`; for use under jit.
 
     Returns:
-      The tensor's next version, also where it is not finite; the optimizer's next state; and metrics.
+      The tensor's next version, also where it is not finite; the optimizer's next state; and whether it is.
     """
-    merged = MERGE_RULES[rule](sent)
-    gradient = shaped(merged.unscaled, theta.shape) * merged.scale
-    updates, opt_state = make_outer_optimizer(config).update(gradient, opt_state, theta)
+    updates, opt_state = make_outer_optimizer(config).update(unscaled * scale, opt_state, theta)
     new = optax.apply_updates(theta, updates)
     # Of a sum of squares, which is not finite either where an element is not.
-    finite = jnp.isfinite(jnp.sum(jnp.square(new * 1e-19)))
-    return new, opt_state, Measured(merged.length, merged.norms, merged.cosine, finite)
+    return new, opt_state, jnp.isfinite(jnp.sum(jnp.square(new * 1e-19)))
 
 
 def _readable(pieces: Pieces) -> tuple[Any, ...]:
@@ -225,14 +264,20 @@ def _begin(config: OuterConfig, piece: jax.Array) -> Any:
     return jax.tree.map(jnp.copy, make_outer_optimizer(config).init(piece))
 
 
+def _absent(codec: str, anchor: Any) -> tuple[Any, ...]:
+    """A contribution of weight 0 to this tensor."""
+    return (anchor,) if CODECS[codec].exact else _zeros(codec, tuple(anchor.shape))
+
+
 @functools.cache
-def _absent(codec: str, shape: Shape) -> tuple[np.ndarray, ...]:
-    """Encoded zeros."""
+def _zeros(codec: str, shape: Shape) -> tuple[np.ndarray, ...]:
     return tuple(aligned(np.zeros(*part)) for part in CODECS[codec].formats(shape))
 
 
 @functools.cache
 def _measuring(shape: Shape, codec: str, of_parameters: bool) -> jax.stages.Compiled:
+    """The program that measures one tensor in an offer."""
+
     def measure(anchor: jax.Array, arrays: tuple[jax.Array, ...]) -> jax.Array:
         vector = CODECS[codec].values(arrays, math.prod(shape))
         return norm_of(vector, anchor if of_parameters else None)
@@ -242,9 +287,60 @@ def _measuring(shape: Shape, codec: str, of_parameters: bool) -> jax.stages.Comp
 
 
 @functools.cache
-def _stepping(
-    config: OuterConfig, rule: str, shape: Shape, codecs: tuple[str, ...], of_parameters: bool
+def _adding(shape: Shape, codecs: tuple[str, ...], of_parameters: bool, more: bool) -> jax.stages.Compiled:
+    """The program that adds up contributions, each times a number, in memory that it is given.
+
+    `more`: to what is in that memory.
+    """
+
+    def add(
+        total: jax.Array, anchor: jax.Array, encoded: tuple[tuple[jax.Array, ...], ...], scales: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        vectors = _vectors(shape, codecs, encoded)
+        sent = Sent(vectors, scales, anchor if of_parameters else None)
+        begun = _as_values(total, jax.eval_shape(vectors[0]).shape) if more else None
+        made, length = summed(scales, sent, begun)
+        return shaped(made, shape), length
+
+    return _of_contributions(add, shape, codecs, 1)
+
+
+@functools.cache
+def _merging(rule: str, shape: Shape, codecs: tuple[str, ...], of_parameters: bool) -> jax.stages.Compiled:
+    """The program of a rule that takes all contributions at once, absent ones with weight 0."""
+
+    def merge(
+        memory: jax.Array,
+        anchor: jax.Array,
+        encoded: tuple[tuple[jax.Array, ...], ...],
+        weights: jax.Array,
+        norms: jax.Array,
+    ) -> MergedTensor:
+        del memory
+        sent = Sent(_vectors(shape, codecs, encoded), weights, anchor if of_parameters else None, norms)
+        merged = MERGE_RULES[rule](sent)
+        return merged._replace(unscaled=shaped(merged.unscaled, shape))
+
+    return _of_contributions(merge, shape, codecs, 2)
+
+
+def _of_contributions(
+    program: Callable[..., Any], shape: Shape, codecs: tuple[str, ...], numbers: int
 ) -> jax.stages.Compiled:
+    """Compiles a program of memory, Theta, contributions in these codecs, and so many numbers of each."""
+    of_codec = {codec: described(CODECS[codec], (shape,), host_device()) for codec in codecs}
+    [tensor], _ = of_codec[codecs[0]]
+    each = jax.ShapeDtypeStruct((len(codecs),), jnp.float32, sharding=tensor.sharding)
+    encoded = tuple(of_codec[codec][1] for codec in codecs)
+    # Without `keep_unused` memory that is only written would be dropped.
+    compiled = jax.jit(program, donate_argnums=0, keep_unused=True)
+    return compiled.lower(tensor, tensor, encoded, *[each] * numbers).compile()
+
+
+def _vectors(
+    shape: Shape, codecs: tuple[str, ...], encoded: tuple[tuple[jax.Array, ...], ...]
+) -> list[Callable[[], jax.Array]]:
+    """Decodes each contribution where it is used."""
     alike = len(set(codecs)) == 1
 
     def values(codec: str, arrays: tuple[jax.Array, ...]) -> jax.Array:
@@ -255,33 +351,34 @@ def _stepping(
             return CODECS[codec].values(arrays, math.prod(shape))
         return CODECS[codec].decode(arrays, shape)
 
+    return [functools.partial(values, *each) for each in zip(codecs, encoded, strict=True)]
+
+
+def _as_values(array: jax.Array, shape: Shape) -> jax.Array:
+    """A tensor in the shape of `Codec.values`: zeros follow its elements."""
+    flat = array.reshape(-1)
+    return jnp.pad(flat, (0, math.prod(shape) - flat.size)).reshape(shape)
+
+
+@functools.cache
+def _stepping(config: OuterConfig, shape: Shape) -> jax.stages.Compiled:
+    """The program of the outer optimizer's step, in the memory of the merged outer gradient."""
+
     def step(
-        spare: jax.Array,
-        opt_state: Any,
-        anchor: jax.Array,
-        encoded: tuple[tuple[jax.Array, ...], ...],
-        weights: jax.Array,
-        norms: jax.Array,
-    ) -> tuple[jax.Array, Any, Measured]:
-        del spare
-        vectors = [functools.partial(values, *each) for each in zip(codecs, encoded, strict=True)]
-        sent = Sent(vectors, weights, anchor if of_parameters else None, norms)
-        return step_tensor(config, rule, anchor, opt_state, sent)
+        unscaled: jax.Array, opt_state: Any, theta: jax.Array, scale: jax.Array
+    ) -> tuple[jax.Array, Any, jax.Array]:
+        return step_tensor(config, unscaled, scale, theta, opt_state)
 
-    of_codec = {codec: described(CODECS[codec], (shape,), host_device()) for codec in codecs}
-    ([tensor], _), count = of_codec[codecs[0]], len(codecs)
+    sharding = jax.sharding.SingleDeviceSharding(host_device())
+    tensor, scale = (jax.ShapeDtypeStruct(each, jnp.float32, sharding=sharding) for each in (shape, ()))
     state = jax.eval_shape(functools.partial(_begin, config), tensor)
-    numbers = jax.ShapeDtypeStruct((count,), jnp.float32, sharding=tensor.sharding)
-    # Without `keep_unused`, `spare` would be dropped.
-    compiled = jax.jit(step, donate_argnums=(0, 1), keep_unused=True)
-    vectors = tuple(of_codec[codec][1] for codec in codecs)
-    return compiled.lower(tensor, state, tensor, vectors, numbers, numbers).compile()
+    return jax.jit(step, donate_argnums=(0, 1)).lower(tensor, state, tensor, scale).compile()
 
 
-def _metrics(measured: Sequence[Measured], weights: np.ndarray) -> dict[str, float]:
+def _metrics(merged: Sequence[MergedTensor], weights: np.ndarray) -> dict[str, float]:
     """Those of a fragment, as of `OuterResult`, from those of its tensors."""
     lengths, norms, cosines = (
-        np.array([getattr(m, name) for m in measured], np.float64) for name in ("length", "norms", "cosine")
+        np.array([getattr(m, name) for m in merged], np.float64) for name in ("length", "norms", "cosine")
     )
     squares = np.square(norms)  # (pieces, M)
     importance = squares @ weights

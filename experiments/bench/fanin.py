@@ -94,20 +94,21 @@ def _learners(
 
     def learner(number: int) -> RawLearner | RawEcho:
         if kind is RawEcho:
-            return RawEcho((host, int(port)), _sizes(traffic))
+            return RawEcho((host, int(port)), _sizes(traffic), traffic.hosts)
         return RawLearner(number, (host, int(port)), traffic.hosts, terms, e.sync, e.train.steps)
 
     pipe.send(play(pipe, list(map(learner, range(traffic.learners))), *timing))
 
 
 def _sizes(traffic: PlayedTraffic) -> tuple[int, int, int]:
-    """Bytes of a learner's report, and of an offer's header and payload."""
+    """Bytes of a learner's report, and of the header and payload of a host's offer."""
     bases = (FragmentCounters(1000, -1000, -1000),) * traffic.fragments
     earlier = Report(1000, 1, 1000, bases, True, (0,), 1000, 1000)
     report = Report(1000, 1, 1001, (*bases[1:], FragmentCounters(1001, -1000, -1000)), True, (0,), 1001, 1001)
     contribution = Contribution(1000, 1, 1, 1000, 1000, 24, 24)
-    header = up_header(RoundId(1000, 1), contribution, traffic.fragment_bytes)
-    return from_learner(StepReported(report), earlier).ByteSize(), header.ByteSize(), traffic.fragment_bytes
+    size = traffic.fragment_bytes // traffic.hosts
+    header = up_header(RoundId(1000, 1), contribution, size)
+    return from_learner(StepReported(report), earlier).ByteSize(), header.ByteSize(), size
 
 
 def _echo(pipe: Connection, traffic: PlayedTraffic) -> None:

@@ -57,19 +57,23 @@ def alternated(candidates: Mapping[str, Callable[[], float]], turns: int) -> dic
 
 
 def medians(
-    candidates: Mapping[str, Callable[[], object]], repetitions: int, warm_up: int = 2
+    candidates: Mapping[str, Callable[[], object]],
+    repetitions: int,
+    warm_up: int = 2,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
     """Seconds that each candidate takes until its arrays are ready, the median.
 
     They are taken in turn, so that a machine that slows down favours none; the first `warm_up` turns, which
-    compile and find neither memory nor windows, do not count.
+    compile and find neither memory nor windows, do not count. `clock`: with `time.process_time` they are
+    core-seconds of all threads, which other work on the machine does not lengthen.
     """
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
     for _ in range(warm_up + repetitions):
         for name, candidate in candidates.items():
-            begun = time.perf_counter()
+            begun = clock()
             jax.block_until_ready(candidate())
-            seconds[name].append(time.perf_counter() - begun)
+            seconds[name].append(clock() - begun)
     return {name: statistics.median(taken[warm_up:]) for name, taken in seconds.items()}
 
 

@@ -290,23 +290,23 @@ def _cut(shape: tuple[int, ...], host: int, hosts: int) -> Cut:
 
 
 class RawEcho:
-    """The messages of a learner, but to a server that sends back what it gets."""
+    """The messages of a learner's hosts, but to a server that sends back what it gets."""
 
-    def __init__(self, address: tuple[str, int], sizes: Sequence[int]) -> None:
-        """`sizes`: bytes of a report, and of an offer's header and payload."""
-        self.hosts = [RawConnection(address)]
+    def __init__(self, address: tuple[str, int], sizes: Sequence[int], hosts: int) -> None:
+        """`sizes`: bytes of a report, and of a host's offer: header and payload."""
+        self.hosts = [RawConnection(address) for _ in range(hosts)]
         self.updates, self.ready = 0, True
         self._report, *self._offer = (bytes(size) for size in sizes)
         self._control = self.hosts[0].call("/echo", (), lambda data: None)
 
     def step(self) -> bool:
         """Sends what a learner sends for a step."""
-        [host] = self.hosts
-        host.send(self._control, self._report)
-        stream = host.call("/echo", (), self._took)
-        host.send(stream, self._offer[0])
-        host.send(stream, self._offer[1], last=True)
-        host.flush()
+        self.hosts[0].send(self._control, self._report)
+        for host in self.hosts:
+            stream = host.call("/echo", (), self._took)
+            host.send(stream, self._offer[0])
+            host.send(stream, self._offer[1], last=True)
+            host.flush()
         return True
 
     def _took(self, data: bytes) -> None:

@@ -13,6 +13,7 @@ import pathlib
 import socket
 import statistics
 import tempfile
+import time
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -38,7 +39,8 @@ def run(quick: bool = False) -> list[dict]:
 
     Returns:
       By codecs up and down: rows of the stages of one process, whose rounds follow one another, in GB/s of
-      what each moves, with the limit that was measured in the same run; then a row for each S, with rounds in
+      what each moves, with the limit that was measured in the same run; of those that use a processor also in
+      GB a core-second, which other work on the machine does not change. Then a row for each S, with rounds in
       flight, in GB/s of float32 merged, `reference` that of S=1, `limit` S times that. All with the processor
       milliseconds a round by process and purpose, and with the bytes that learners moved and should move.
     """
@@ -69,10 +71,10 @@ def _stages(name: str, traffic: PlayedTraffic, run: PlayedRun, limits: dict[str,
     size, learners = traffic.fragment_bytes, traffic.learners
     up, down = run.planned
     moved = {
-        "receive": (up / traffic.steps, "socket"),
+        "receive": (up / run.num_rounds, "socket"),
         "merge": (learners * size, "copy"),
         "disk": (traffic.durable_bytes, "disk"),
-        "broadcast": ((down - learners * traffic.fragments * size) / traffic.steps, "socket"),
+        "broadcast": ((down - learners * traffic.fragments * size) / run.num_rounds, "socket"),
     }
     seconds: dict[str, list[float]] = {stage: [] for stage in moved}
     for values in run.rounds:
@@ -89,6 +91,16 @@ def _stages(name: str, traffic: PlayedTraffic, run: PlayedRun, limits: dict[str,
         rate = size_moved / statistics.median(seconds[stage]) / 1e9
         found.append(
             row(f"{name} {stage}", rate, limits[limit], limits[limit], "GB/s", **_more(traffic, run))
+        )
+    both_ways = moved["receive"][0] + moved["broadcast"][0]
+    for purpose, size_moved, limit in (
+        ("exchange", both_ways, "socket"),
+        ("merge", moved["merge"][0], "copy"),
+    ):
+        rate = size_moved * len(run.rounds) / run.processors["syncer"][purpose] / 1e9
+        of = limits[f"{limit} a core-second"]
+        found.append(
+            row(f"{name} {purpose}, processor", rate, of, of, "GB a core-second", **_more(traffic, run))
         )
     return found
 
@@ -114,7 +126,10 @@ def _more(traffic: PlayedTraffic, run: PlayedRun) -> dict[str, Any]:
 
 
 def _limits(core: int, size: int, repetitions: int) -> dict[str, float]:
-    """GB/s on this core of a copy in memory, bytes written and synced, and bytes from a raw socket."""
+    """GB/s on this core of a copy in memory, bytes written and synced, and bytes from a raw socket.
+
+    Of copy and socket also GB a core-second.
+    """
     sent = np.ones(size, np.uint8)
     with another_process(_limits_on, core, size, repetitions) as pipe:
         with socket.create_connection(receive_from(pipe)) as raw:
@@ -129,22 +144,33 @@ def _limits_on(pipe: Connection, core: int, size: int, repetitions: int) -> None
     listening = socket.create_server(("127.0.0.1", 0))
     pipe.send(listening.getsockname())
     raw, _ = listening.accept()
+    core_seconds: dict[str, list[float]] = {"copy": [], "socket": []}
 
     def take() -> None:
         pipe.send("send")
+        begun = time.process_time()
         receive(raw, size)
+        core_seconds["socket"].append(time.process_time() - begun)
+
+    def copy() -> None:
+        begun = time.process_time()
+        np.copyto(target, source)
+        core_seconds["copy"].append(time.process_time() - begun)
 
     with tempfile.TemporaryDirectory(prefix="ddiloco-bench-") as folder:
         path = pathlib.Path(folder) / "plain"
         candidates = {
-            "copy": lambda: np.copyto(target, source),
+            "copy": copy,
             "disk": lambda: write(path, [source, source], synced=True),
             "socket": take,
         }
         seconds = medians(candidates, repetitions)
     pipe.send("over")
     moved = {"copy": size, "disk": 2 * size, "socket": size}
-    pipe.send({name: moved[name] / seconds[name] / 1e9 for name in candidates})
+    found = {name: moved[name] / seconds[name] / 1e9 for name in candidates}
+    for name, spent in core_seconds.items():
+        found[f"{name} a core-second"] = size / statistics.median(spent) / 1e9
+    pipe.send(found)
 
 
 def receive(connection: socket.socket, size: int) -> memoryview:
@@ -170,19 +196,24 @@ def write(path: pathlib.Path, buffers: list[np.ndarray], synced: bool) -> None:
 
 def run_memory(quick: bool = False) -> list[dict]:
     """Measures a syncer's process of a model of 256 MiB (`quick`: 12 MiB), P = 24, through three rounds of
-    each fragment, of which three are in flight at a time; learners send float32 over a real wire.
+    each fragment, of which three are in flight at a time; learners send over a real wire.
 
     Returns:
-      One row, in MB over what the process has before it has a model: `measured` with M = 16, `reference` with
-      M = 2, `limit` the model's bytes. `model_mb` too, and `needed_mb`, what --dry_run says with M = 16.
+      A row for each codec of offers, f32 and int4, in MB over what the process has before it has a model:
+      `measured` with M = 16, `reference` with M = 2, `limit` the model's bytes. `model_mb` too, and
+      `needed_mb`, what --dry_run says with M = 16.
     """
-    rows = 128 if quick else 2731
+    return [_memory(codec, 128 if quick else 2731) for codec in ("f32", "int4")]
+
+
+def _memory(codec: str, rows: int) -> dict:
     few, many = (
-        PlayedTraffic(1, rows, "f32", "f32", overlap=2, steps=72, core=0, learners=learners)
+        PlayedTraffic(1, rows, codec, "f32", overlap=2, steps=72, core=0, learners=learners)
         for learners in (2, 16)
     )
     assembly = assembly_of(many)
     size = sum(assembly.layout.bytes) / 1e6
     needed = syncer_needs(assembly.experiment, assembly.layout).most / 1e6
     peaks = [_play(traffic)[1].memory / 1e6 for traffic in (many, few)]
-    return [row("memory", *peaks, size, "MB", model_mb=size, needed_mb=needed)]
+    name = "memory" if codec == "f32" else f"memory {codec}"
+    return row(name, *peaks, size, "MB", model_mb=size, needed_mb=needed)

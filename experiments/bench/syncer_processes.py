@@ -57,7 +57,8 @@ class PlayedTraffic:
       up, down: the codecs.
       core: to which the syncer's processes are pinned; the others of all have the other cores.
       turns: of the core's time, of which each process has one. 1: all of it.
-      steps: a round each; those of the first cycle of fragments do not count.
+      steps: a round each, and at the last step one of each other fragment that has work left; those of the
+        first cycle of fragments do not count.
     """
 
     shards: int
@@ -83,14 +84,14 @@ class PlayedTraffic:
         """Of a round: the version, its momentum, and what the update codec left out."""
         return (2 if self.down == "f32" else 3) * self.fragment_bytes
 
-    def planned(self, assembly: Assembly) -> tuple[int, int]:
-        """Bytes that learners send, and that they receive: an offer and an update a step, and a welcome."""
+    def planned(self, assembly: Assembly, rounds: int) -> tuple[int, int]:
+        """Bytes that learners send, and that they receive: an offer and an update a round, and a welcome."""
         offer, update = (
             sum(form.nbytes for form in wire_format(assembly.layout, 0, codec))
             for codec in (self.up, self.down)
         )
-        rounds, welcomes = self.learners * self.steps, self.learners * self.fragments
-        return rounds * offer, rounds * update + welcomes * self.fragment_bytes
+        own = self.learners * rounds
+        return own * offer, own * update + self.learners * self.fragments * self.fragment_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,6 +102,7 @@ class PlayedRun:
       rounds: values of each round's record, in the order of their ends, with its `time`.
       processors: by role ("syncer", "learners") and what they were spent on, seconds.
       sent: by (step, fragment), when the first learner sent its offer; `received`: when the last update came.
+      num_rounds: of the whole run, with the last ones of all fragments.
       moved: bytes that learners sent and received, in the whole run; `planned`: what they should be.
       memory: bytes that the syncer's first process had at most, over those that it began with.
     """
@@ -109,6 +111,7 @@ class PlayedRun:
     processors: dict[str, Seconds]
     sent: dict[tuple[int, int], float]
     received: dict[tuple[int, int], float]
+    num_rounds: int
     moved: tuple[int, int]
     planned: tuple[int, int]
     memory: int
@@ -143,9 +146,9 @@ def play(traffic: PlayedTraffic, folder: pathlib.Path) -> PlayedRun:
         ledger = receive_from(main)
     rounds = [values for values in ledger["rounds"] if values["time"] > since]
     between = {n: {k: s - begun[n].get(k, 0.0) for k, s in ended[n].items()} for n in named}
-    planned = traffic.planned(assembly_of(traffic))
-    moved = ledger["sent"], ledger["received"]
-    return PlayedRun(rounds, between, sent, received, moved, planned, ledger["memory"])
+    count = len(ledger["rounds"])
+    planned, moved = traffic.planned(assembly_of(traffic), count), (ledger["sent"], ledger["received"])
+    return PlayedRun(rounds, between, sent, received, count, moved, planned, ledger["memory"])
 
 
 def _sum(found: Iterable[Seconds]) -> Seconds:

@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 from ddiloco.config import ConfigError, build
 from ddiloco.outer.guards import (
     SAMPLE,
+    WITNESSES,
     Guard,
     GuardConfig,
     Offered,
     Past,
     direction,
+    draw_witnesses,
     medians_of_others,
     norm,
     offered,
@@ -230,7 +232,7 @@ def test_a_learner_that_does_not_move_is_no_reason_to_leave_others_out():
 
 
 def test_cosines_with_fewer_than_two_others_say_nothing():
-    one = offered([0, 1], [(1, 1)] * 2, np.ones((1, 2)), [4], np.ones((2, 2)))
+    one = offered([0, 1], [(1, 1)] * 2, np.ones((1, 2)), [4], np.array([[np.nan, 1.0], [1.0, np.nan]]))
     assert [offer.cosine for offer in one] == [None, None]
 
 
@@ -296,7 +298,10 @@ def cosines_of(sent, norms, anchor):
     lines = sample_lines(sizes, norms)
     sampler = OfferSampler([piece.shape for piece in anchor], sample_counts(sizes))
     rows = [sampler("f32", pieces, lines) for pieces in sent]
-    return sampled_cosines(sampler("f32", anchor, lines) - np.stack(rows))
+    sampled = sampler("f32", anchor, lines) - np.stack(rows)
+    cosines = sampled_cosines(sampled.__getitem__, len(sent), draw_witnesses(norms))
+    np.fill_diagonal(cosines, 1.0)  # where it says nothing: of each with itself
+    return cosines
 
 
 def exact(vectors):
@@ -329,6 +334,27 @@ def test_of_a_large_fragment_they_are_within_the_noise_of_a_sample_and_follow_fr
     other = norms.copy()
     other[0, 1] = np.nextafter(other[0, 1], np.float32(np.inf))
     assert (cosines_of(sent, other, anchor)[0] != cosines).any()
+
+
+def test_in_a_large_round_each_is_compared_with_some_and_the_odd_one_is_still_found():
+    count, odd = 3 * WITNESSES + 7, 100
+    vectors = np.stack([v[0] for v in deltas(1, [(2000,)], count)])
+    vectors[odd] *= -1
+    norms = np.linalg.norm(vectors, axis=1)[None]
+    drawn, samples = draw_witnesses(norms), []
+
+    def sampled(m):
+        samples.append(m)
+        return vectors[m].astype(np.float64)
+
+    cosines = sampled_cosines(sampled, count, drawn)
+    assert sorted(samples) == list(range(count))
+    expected = exact([[v] for v in vectors])
+    np.fill_diagonal(expected, np.nan)
+    np.testing.assert_allclose(cosines, expected[:, drawn], atol=1e-6)
+    found = offered(range(count), [(1, 1)] * count, norms, [2000], cosines)
+    assert list(direction(found, Past())) == [odd]
+    assert found[0].cosine == np.nanmedian(expected[0, drawn])
 
 
 def test_whoever_did_not_move_has_no_direction():

@@ -7,7 +7,7 @@ import pytest
 from ddiloco.arrays.host_memory import aligned, aligned_empty
 from ddiloco.outer.fragments import fragment, take
 from ddiloco.outer.optimizer import OuterConfig
-from ddiloco.outer.outer_step import OuterStep
+from ddiloco.outer.outer_step import BLOCK, OuterStep
 
 SHAPES = {"embed/table": (60, 4), "layers/0/w": (8, 8), "layers/1/w": (8, 8), "norm/scale": (8,)}
 LAYOUT = fragment(SHAPES, 2, "tensor")
@@ -70,7 +70,8 @@ def test_each_shape_compiles_once_a_process_for_every_quorum():
         step.compile(p)
     different = {shape for p in range(2) for shape in layout.piece_shapes(p)}
     after = len(compiled)
-    assert after - before == 2 * len(different) < 2 * sum(map(len, layout.fragments))  # to measure, to step
+    # To measure an offer, to add several up, to step.
+    assert after - before == 3 * len(different) < 3 * sum(map(len, layout.fragments))
     for quorum in (4, 1, 3, 2, 0):
         for p in range(2):
             sent = [take(layout, p, parameters(m, shapes=shapes)) for m in range(quorum)]
@@ -91,6 +92,36 @@ def test_absent_slots_change_nothing():
         results.append(step(1, theta, step.init(theta), offers, [1.0, 2.0]))
     for two, eight in zip(results[0].pieces, results[1].pieces, strict=True):
         np.testing.assert_allclose(two, eight, rtol=1e-6)
+
+
+def gradients_of(number, agreeing):
+    """Outer gradients by learner; of every two, one is the other's opposite unless they agree."""
+    drawn = [take(LAYOUT, 1, parameters(m)) for m in range(number)]
+    return [
+        [x if agreeing or not m % 2 else -drawn[m - 1][i] for i, x in enumerate(own)]
+        for m, own in enumerate(drawn)
+    ]
+
+
+@pytest.mark.parametrize("agreeing", [True, False])
+@pytest.mark.parametrize("number", [BLOCK, BLOCK + 2, 3 * BLOCK])
+def test_a_round_of_more_offers_than_a_pass_takes_is_the_same_mathematics(number, agreeing):
+    """Also where learners agree on no direction, so that the value is the direct average."""
+    config = OuterConfig(merge="rda", embeddings="rda", optimizer="direct")
+    step = OuterStep(LAYOUT, config, 100, of_parameters=False)
+    theta = take(LAYOUT, 1, parameters(99))
+    gradients = gradients_of(number, agreeing)
+    weights = np.array([1.0 + agreeing * (m % 3) for m in range(number)])
+    if not agreeing:
+        gradients[0] = [1.001 * x for x in gradients[0]]  # of which the direct average keeps something
+    offers = [step.measure(1, theta, own) for own in gradients]
+    made = step(1, theta, step.init(theta), offers, weights)
+    for i, piece in enumerate(made.pieces):
+        vectors, shares = [own[i].astype(np.float64) for own in gradients], weights / weights.sum()
+        average = sum(w * v for w, v in zip(shares, vectors, strict=True))
+        expected = float64_rda(vectors, shares) if agreeing else average
+        np.testing.assert_allclose(piece, theta[i] - expected, rtol=1e-4, atol=2e-6)
+    assert np.abs(np.asarray(made.pieces[0]) - theta[0]).max() > 1e-5
 
 
 def test_more_contributions_than_learners_are_refused():

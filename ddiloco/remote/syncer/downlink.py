@@ -19,6 +19,7 @@ from ddiloco.remote.wire.calls import Wakeups
 from ddiloco.remote.wire.payload import chunks, payload_bytes
 from ddiloco.remote.wire.token_bucket import TokenBucket
 from ddiloco.remote.wire.validation import MAX_DIFFERENCES
+from ddiloco.schema.codec import fields_of
 from ddiloco.telemetry.throughput import Throughput
 from ddiloco.workers.exchange import EventDelivery, Pieces, fragments_with
 
@@ -31,12 +32,15 @@ class Version(NamedTuple):
     update: events.UpdateArrived  # without a watermark: each learner gets its own
     pieces: Pieces
     watermarks: Watermarks
-    statement: bytes = b""  # of the shard on it, signed
+    header: pb.DownHeader  # to all learners, but for their watermarks
 
-    def to(self, learner: int) -> events.UpdateArrived:
-        """The update with this learner's watermark."""
-        own = self.watermarks.get(learner, NOTHING_MERGED).bare
-        return dataclasses.replace(self.update, watermark=own)
+    def to(self, learner: int) -> pb.DownHeader:
+        """The header with this learner's watermark."""
+        header = pb.DownHeader()
+        header.CopyFrom(self.header)
+        own = self.watermarks.get(learner, NOTHING_MERGED)
+        header.update.watermark.life, header.update.watermark.steps = own.life, own.steps
+        return header
 
 
 class NewestFragments:
@@ -61,13 +65,18 @@ class NewestFragments:
         """Keeps it unless a newer one is known; `difference` leads to it from the version before."""
         fragment = update.fragment
         with self._lock:
-            known = self._newest[fragment].update if fragment in self._newest else None
-            if known is not None and update.version < known.version:
+            newest = self._newest.get(fragment)
+            known = -1 if newest is None else newest.update.version
+            # With the same arrays it is a broadcast's to its second learner, or a further one.
+            if update.version < known or (
+                newest is not None and update.version == known and newest.pieces is pieces
+            ):
                 return
-            self._newest[fragment] = Version(update, pieces, watermarks, statement)
-            if known is None or update.version == known.version:
+            header = pb.DownHeader(update=fields_of(update), statement=statement)
+            self._newest[fragment] = Version(update, pieces, watermarks, header)
+            if newest is None or update.version == known:
                 return
-            follows = bool(difference) and update.version == known.version + 1
+            follows = bool(difference) and update.version == known + 1
             differences = [*self._differences.get(fragment, ()), difference] if follows else []
             most = payload_bytes(pieces) // (2 * payload_bytes(difference)) if follows else 0
             self._differences[fragment] = differences[-min(most, MAX_DIFFERENCES) :] if most else []
@@ -243,11 +252,8 @@ class Downlink:
     def _item(self, fragment: int, welcome: int) -> _Item:
         newest, differences = self._newest.since(fragment, None if welcome else self._sent.get(fragment))
         self._sent[fragment] = newest.update.version
-        header = pb.DownHeader(
-            update=dataclasses.asdict(newest.to(self._learner)),
-            welcome=welcome,
-            step=self._step,
-            data=dataclasses.asdict(self._data) if welcome else None,
-            statement=newest.statement,
-        )
+        header = newest.to(self._learner)
+        header.welcome, header.step = welcome, self._step
+        if welcome:
+            header.data.CopyFrom(pb.DownHeader(data=fields_of(self._data)).data)
         return _Item(header, newest.pieces, differences)

@@ -18,7 +18,7 @@ from ddiloco.remote.syncer.session import Session
 from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.blocks import block_formats, blocks_of, cuts_of, wanted_cuts
-from ddiloco.remote.wire.calls import Call, Handler, Refused, Wakeup, first_message
+from ddiloco.remote.wire.calls import Answer, Call, Handler, Refused, Wakeup, first_message
 from ddiloco.remote.wire.compatibility import Terms
 from ddiloco.remote.wire.event_messages import offer_of
 from ddiloco.remote.wire.payload import PayloadReader, payload_bytes
@@ -59,7 +59,8 @@ class FragmentCalls:
         self._rates: dict[tuple[int, str, int], TransferRates] = {}  # by learner, kind and host
         self._largest = max(sum(part.nbytes for part in form) for each in terms.up for form in each)
         self._reading = concurrent.futures.ThreadPoolExecutor(READERS, "offers")
-        self.handlers: dict[str, Handler] = {"Updates": self._updates, "Offers": self._offers}
+        self.handlers: dict[str, Handler] = {"Updates": self._updates}
+        self.answers: dict[str, Answer] = {"Offers": self._offers}
 
     def session(self, call: Call) -> Session:
         """The session that a call names; raises Refused if there is none."""
@@ -122,7 +123,7 @@ class FragmentCalls:
             self.count(None, error)
             raise Refused(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
 
-    async def _offers(self, call: Call) -> None:
+    async def _offers(self, call: Call) -> bytes:
         """Takes one offer, or one host's part of it; ends the call if it cannot be one."""
         session = self.session(call)
         timeout = session.down.throughput.timeout(self._terms.offer_timeout, self._largest)
@@ -140,7 +141,7 @@ class FragmentCalls:
         elif arrays is not None:
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(self._reading, self._take_offer, offer, arrays)
-        await call.write(b"")
+        return b""
 
     async def _read(
         self, session: Session, host: int, call: Call, seconds: float

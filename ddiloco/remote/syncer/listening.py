@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from ddiloco.remote.syncer.session import MAX_CALLS
 from ddiloco.remote.wire import validation as wire
-from ddiloco.remote.wire.calls import Call, CallServer, Handler, first_message
+from ddiloco.remote.wire.calls import Answer, Call, CallServer, Handler, first_message
 from ddiloco.remote.wire.interfaces import ANY, own_address
 from ddiloco.remote.wire.security import Security, check_reach, host_of
 from ddiloco.settings.remote import HANDSHAKE, RemoteConfig
@@ -89,10 +89,10 @@ class Listening:
         host = self._address.rpartition(":")[0]
         return f"{socket.gethostname() if host in ANY else host}:{self.port}"
 
-    def begin(self, handlers: Mapping[str, Handler]) -> int:
+    def begin(self, handlers: Mapping[str, Handler], answers: Mapping[str, Answer]) -> int:
         """Serves from now on; returns the port. Raises ConfigError as `claim`, if that was not called."""
         self.claim()
-        self.server.serve(wire.CONTROL, handlers)
+        self.server.serve(wire.CONTROL, handlers, answers)
         self._answering()
         return self.port
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import pathlib
 import secrets
 import threading
@@ -127,6 +128,7 @@ class SyncerRun:
             with waiting("the merge to compile"):
                 self._model.compile()
         memory.return_freed()
+        gc.freeze()  # what was imported and compiled: collections need not look at it again
 
     def run(self) -> Outcome:
         """Merges to the last step, or until `stop` is set; waits while there are no learners.

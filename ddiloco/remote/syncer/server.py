@@ -131,7 +131,7 @@ class SyncerServer:
 
     def start(self) -> int:
         """Answers from now on; returns the port. Raises ConfigError: it is not available."""
-        return self._listening.begin(self._handlers)
+        return self._listening.begin(self._handlers, self._calls.answers)
 
     def open(self) -> None:
         """Begins to take learners' messages; learners that connected earlier have kept theirs until now."""

@@ -140,6 +140,7 @@ async def first_message(call: Call, seconds: float) -> bytes:
 
 
 Handler = Callable[[Call], Awaitable[None]]
+Answer = Callable[[Call], Awaitable[bytes]]
 
 
 class CallServer:
@@ -157,9 +158,16 @@ class CallServer:
         """Binds HOST:PORT; returns the port. Raises ConfigError: the address is not available."""
         return event_loop().run(self._bound(address))
 
-    def serve(self, path: str, handlers: Mapping[str, Handler]) -> None:
-        """Answers these calls of the service in `path` from now on."""
+    def serve(
+        self, path: str, handlers: Mapping[str, Handler], answers: Mapping[str, Answer] | None = None
+    ) -> None:
+        """Answers these calls of the service in `path` from now on; `answers`: those with one message.
+
+        That goes with the call's status, which costs less than a message of its own.
+        """
         made = {name: _rpc_handler(handler, self._admit) for name, handler in handlers.items()}
+        for name, answer in (answers or {}).items():
+            made[name] = _rpc_handler(answer, self._admit, grpc.stream_unary_rpc_method_handler)
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(path.split("/")[1], made),)
         )
@@ -183,16 +191,19 @@ class CallServer:
 
 
 def _rpc_handler(
-    handler: Handler, admit: Callable[[grpc.aio.ServicerContext], None]
+    handler: Handler | Answer,
+    admit: Callable[[grpc.aio.ServicerContext], None],
+    kind: Callable[..., grpc.RpcMethodHandler] = grpc.stream_stream_rpc_method_handler,
 ) -> grpc.RpcMethodHandler:
     """The handler for gRPC; `admit` raises Refused for a call that is not to be answered."""
 
-    async def answer(requests: object, context: grpc.aio.ServicerContext) -> None:
+    async def answer(requests: object, context: grpc.aio.ServicerContext) -> bytes | None:
         call = Call(context)
         try:
             admit(context)
-            await handler(call)
+            return await handler(call)
         except Refused as refused:
             await context.abort(refused.code, refused.line)
+            raise AssertionError("abort has raised") from refused
 
-    return grpc.stream_stream_rpc_method_handler(answer)
+    return kind(answer)

@@ -88,7 +88,7 @@ def up_header(
     round_id: RoundId, contribution: Contribution, size: int, receipt: OfferReceipt = NO_RECEIPT
 ) -> pb.UpHeader:
     """The header of a contribution of `size` bytes to a round."""
-    fields = dataclasses.asdict(events.FragmentArrived(round_id, contribution, receipt))
+    fields = codec.fields_of(events.FragmentArrived(round_id, contribution, receipt))
     return pb.UpHeader(**fields, size=size)
 
 

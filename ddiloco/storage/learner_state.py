@@ -240,7 +240,7 @@ class LearnerStates:
         return self.folder / f"{_PREFIX}.{self._host}.{number}"
 
     def _found(self) -> dict[int, list[epath.Path]]:
-        """All hosts' files of each checkpoint, newest first, with this host's own in front; raises OSError."""
+        """All hosts' files of each checkpoint, newest first, this host's own in front; raises OSError."""
         if self.folder is None:
             return {}
         if not self._swept:  # of what a kill has left; not before, as the disk may hang

@@ -1,8 +1,8 @@
 """Which hosts of a learner train together: all of them or, after a loss, those that are left.
 
-A host waits until it is in a group, and is then in it until its connection ends. A group trains as one JAX job,
-whose processes end together; then its hosts wait again. So a learner shrinks as one that restarts, and grows as
-one that is preempted.
+A host waits until it is in a group, and is then in it until its connection ends. A group trains as one JAX
+job, whose processes end together; then its hosts wait again. So a learner shrinks as one that restarts, and
+grows as one that is preempted.
 """
 
 from __future__ import annotations

@@ -33,6 +33,7 @@ SNAPSHOTS = "snapshots"
 """The folder of a run's snapshots, beside that in which each learner has its folder of checkpoints."""
 
 MAGIC = b"ddiloco learner state of a host 1\n"
+_GROUP = "hosts"  # file with the name of the hosts that train together
 _PREFIX = "state"
 _FILE = re.compile(rf"{_PREFIX}\.([0-9]+)\.([0-9]+)")  # of a host, under a number
 
@@ -113,6 +114,22 @@ def checkpoint_root(workdir: pathlib.Path, elsewhere: str) -> epath.Path:
     `elsewhere`: config.recovery.checkpoint_folder.
     """
     return epath.Path(elsewhere).expanduser() if elsewhere else epath.Path(workdir)
+
+
+def mark_group(folder: epath.Path, name: str) -> None:
+    """Names the hosts that train together in the folder of their checkpoints; raises OSError."""
+    with array_file.as_os_error(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    array_file.replace(folder / _GROUP, [name.encode()])
+
+
+def is_of_group(folder: epath.Path, name: str) -> bool:
+    """Whether the folder is that which the first of these hosts has marked."""
+    try:
+        with array_file.as_os_error(folder):
+            return (folder / _GROUP).read_bytes() == name.encode()
+    except OSError:
+        return False
 
 
 def new_number() -> int:

@@ -23,6 +23,7 @@ from ddiloco.remote.syncer.fragment_calls import FragmentCalls, drop
 from ddiloco.remote.syncer.listening import Listening
 from ddiloco.remote.syncer.management import Management
 from ddiloco.remote.syncer.record_receiver import RecordIntake
+from ddiloco.remote.syncer.rendezvous import HostRendezvous
 from ddiloco.remote.syncer.session import Session
 from ddiloco.remote.syncer.shard_records import ShardRecords
 from ddiloco.remote.wire import wire_pb2 as pb
@@ -124,6 +125,9 @@ class SyncerServer:
             "Measure": Probes().answer,
             **self._calls.handlers,
         }
+        if not shard:
+            self._host_rendezvous = HostRendezvous(terms, security)
+            self._handlers["Rendezvous"] = self._rendezvous
         if terms.shards > 1 and not shard:
             of_shards = ShardRecords(terms, security, run, listening.handshakes, record)
             self._handlers["Shard"] = of_shards.answer
@@ -230,6 +234,9 @@ class SyncerServer:
 
     async def _manage(self, call: Call) -> None:
         await self._management.answer(await self._listening.handshakes.first(call), call)
+
+    async def _rendezvous(self, call: Call) -> None:
+        await self._host_rendezvous.answer(await self._listening.handshakes.first(call), call)
 
     async def _peers(self, call: Call) -> None:
         session = self._calls.session(call)

@@ -1,0 +1,84 @@
+"""A learner of two hosts of which one is killed goes on with the other, and grows as it comes back."""
+
+import signal
+
+import pytest
+
+from tests.integration.hand import TRANSFORMER, assert_counted_once, assert_nothing_twice
+from tests.integration.remote_runs import lines
+
+ELASTIC = (
+    *TRANSFORMER,
+    "--config.mesh.fsdp=2",
+    "--config.mesh.data=-1",
+    "--config.train.batch_size=4",
+    "--config.remote.hosts=(2, 1)",
+    "--config.remote.min_hosts=1",
+    "--config.remote.host_timeout=3.0",
+    "--config.remote.donor_port=None",
+)
+RESTARTED = "--restarts=1"
+
+
+class Hosts:
+    """The processes of learner 0, each restarted as an engine does that keeps one on each machine."""
+
+    def __init__(self, programs, job):
+        self.job, self.flags = job, f"{programs.environment['XLA_FLAGS']} {DEVICES}"
+        self.processes = [self._started(host) for host in (0, 1)]
+
+    def _started(self, host, *more):
+        return self.job.learner(0, "--processes=2", f"--process={host}", *more, XLA_FLAGS=self.flags)
+
+    def restart(self, host):
+        self.processes[host] = self._started(host, RESTARTED)
+
+    def left(self, host):
+        """Its exit code and what it said, once it has ended by itself."""
+        return self.job.left(self.processes[host])
+
+
+DEVICES = "--xla_force_host_platform_device_count=2"
+
+
+def sources(job):
+    """Where learner 0 had its state from, each time."""
+    return [r["inner_state"] for r in lines(job.workdir / "recoveries.jsonl") if r["learner"] == 0]
+
+
+def alarms(job):
+    return [r["problem"] for r in lines(job.workdir / "alarms.jsonl")]
+
+
+@pytest.mark.parametrize("killed", [1, pytest.param(0, marks=pytest.mark.slow)])
+def test_a_learner_goes_on_with_the_host_that_is_left_and_grows_as_the_other_comes_back(
+    programs, new_job, killed
+):
+    job = new_job(ELASTIC)
+    syncer, other = job.syncer(), job.learner(1)
+    hosts, left = Hosts(programs, job), 1 - killed
+    everyone = [syncer, other, *hosts.processes]
+    job.wait_for(lambda: len(job.steps(0)) > 5 and job.own_step(0) > 0, "steps and a checkpoint", everyone)
+
+    hosts.processes[killed].send_signal(signal.SIGKILL)
+    code, _, err = hosts.left(left)
+    assert code == 1, err
+    before, beside = len(job.steps(0)), len(job.steps(1))
+    hosts.restart(left)
+    job.wait_for(lambda: len(job.steps(0)) > before + 5, "steps with one host", alive=[other, syncer])
+    assert len(job.steps(1)) > beside
+    alone = job.steps(0)[before]["time"]
+    job.wait_for(lambda: job.merges(0, alone), "a merge of one host's work", [other, syncer])
+
+    hosts.restart(killed)
+    code, _, err = hosts.left(left)
+    assert code == 143, err
+    before = len(job.steps(0))
+    hosts.restart(left)
+    job.wait_for(lambda: len(job.steps(0)) > before + 5, "steps with both", alive=[other, syncer])
+    assert hosts.processes[killed].poll() is None
+    assert job.end(syncer)[0] == 143
+    assert sources(job) == ["fresh", "checkpoint", "checkpoint"]
+    assert {line["tokens"] for line in job.steps(0)} == {4 * 32}
+    assert_counted_once(job, [0, 1])
+    assert_nothing_twice(job)

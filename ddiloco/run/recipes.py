@@ -47,11 +47,16 @@ if TYPE_CHECKING:
     from ddiloco.weights.initial import InitialWeights
 
 
-def assembly_of(experiment: Experiment, make_loop: MakeLoop | None = None, share: int = 1) -> Assembly:
+def assembly_of(
+    experiment: Experiment,
+    make_loop: MakeLoop | None = None,
+    share: int = 1,
+    num_devices: int | None = None,
+) -> Assembly:
     """The parts of a run. `make_loop`: makes its loop; None: what the settings name.
 
-    `share`: one in so many of a learner's hosts are there. A step has the same rows, in so many times more
-    micro-batches: none is larger than those of all hosts.
+    `share`, `num_devices`: as an Assembly's. With one host in so many a step has the same rows, in so many
+    times more micro-batches: none is larger than with all hosts.
 
     Raises:
       ConfigError: the factory that the settings name cannot be used.
@@ -60,7 +65,8 @@ def assembly_of(experiment: Experiment, make_loop: MakeLoop | None = None, share
         make = make_loop or load_factory(experiment.model.factory)
         return Assembly(experiment, LoopRecipe(experiment, make))
     inner = dataclasses.replace(experiment.inner, accumulation=experiment.inner.accumulation * share)
-    return Assembly(experiment, ModelRecipe(dataclasses.replace(experiment, inner=inner)))
+    recipe = ModelRecipe(dataclasses.replace(experiment, inner=inner))
+    return Assembly(experiment, recipe, share, num_devices)
 
 
 def with_steps_of_budget(experiment: Experiment, make_loop: MakeLoop | None = None) -> Experiment:

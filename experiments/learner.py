@@ -39,14 +39,14 @@ def main(_) -> int:
         raise program.UsageError("learner_id: give --learner_id=N, or --spare in its place")
     if flags.FLAGS.processes == 1:
         program.refuse_flags(["coordinator"], "has no use without --processes, how many the learner has")
-    elif experiment.remote.min_hosts is None and not flags.FLAGS.coordinator:
-        raise program.UsageError("coordinator: give --coordinator=HOST:PORT of the learner's process 0")
     assignment = roles.assignment(
         "learner",
         learner=_LEARNER_ID.value or 0,
         syncer=_SYNCER.value,
         workdir=pathlib.Path(_WORKDIR.value) if _WORKDIR.value else None,
     )
+    if assignment.processes > 1 and experiment.remote.min_hosts is None and not assignment.coordinator:
+        raise program.UsageError("coordinator: give --coordinator=HOST:PORT of the learner's process 0")
 
     def assigned():
         words = sys.stdin.readline().split()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections.abc import Callable
@@ -18,8 +19,8 @@ OVER = (State.FINISHED, State.FAILED)
 
 
 class _Learner:
-    def __init__(self, process: int, began: bool) -> None:
-        self.process = process
+    def __init__(self, process: int, began: bool, hosts: int | None) -> None:
+        self.process, self.hosts = process, hosts
         self.received = Received(0 if began else None)
         self.lost_at: float | None = None
         self.state: State | None = None
@@ -41,10 +42,13 @@ class RecordIntake:
         self._learners: dict[int, _Learner] = {}
         self._replaced: dict[int, dict[int, _Learner]] = {}  # by learner and process
 
-    def joined(self, learner: int, process: int, newer: bool = False, began: bool = True) -> None:
+    def joined(
+        self, learner: int, process: int, newer: bool = False, began: bool = True, hosts: int | None = None
+    ) -> None:
         """A process has connected, for the first time or again.
 
         `newer`: than any an earlier syncer knew. `began`: it has not been connected before, to any syncer.
+        `hosts`: of the learner's, those that are there; None: all.
         """
         now = time.time()
         with self._lock:
@@ -60,12 +64,12 @@ class RecordIntake:
                 replaced[known.process] = known
             elif newer:
                 self._record(records.StateChanged(learner, State.FAILED, now))
-            came = replaced.pop(process, None) or _Learner(process, began)
+            came = replaced.pop(process, None) or _Learner(process, began, hosts)
             came.lost_at = came.state = None
             self._learners[learner] = came
             if len(replaced) > MAX_REPLACED:
                 del replaced[next(iter(replaced))]
-            self._record(records.StateChanged(learner, State.STARTING, now))
+            self._record(records.StateChanged(learner, State.STARTING, now, hosts))
 
     def lost(self, learner: int, process: int) -> None:
         """The process's connection has ended."""
@@ -91,6 +95,7 @@ class RecordIntake:
                 record = learner_record(entry, learner)
                 if isinstance(record, records.StateChanged):
                     known.state = record.state
+                    record = dataclasses.replace(record, chips=known.hosts)
                 self._record(record)
 
     def end(self) -> None:

@@ -304,7 +304,8 @@ class SyncerServer:
         session = Session(name, hello.learner, hello.process, down, donor, caller, room)
         session.control = call
         session.newest_incarnation = max(known, hello.process)
-        whether = {"newer": 0 < known < hello.process, "began": not hello.session}
+        hosts = None if hello.hosts >= room else max(1, hello.hosts)
+        whether = {"newer": 0 < known < hello.process, "began": not hello.session, "hosts": hosts}
         self.intake.joined(hello.learner, hello.process, **whether)
         accepted = pb.Accepted(
             session=session.name,

@@ -291,12 +291,17 @@ class _Process:
             left = f"goes on with {hosts} of its {assignment.processes} hosts"
             watches.append(Announcement(f"{assignment.name} {left}"))
         stepping = processes.make_way if jax.default_backend() == "cpu" else lambda: None
-        options = LearnerOptions(folder, workdir, stepping, watches)
+        options = LearnerOptions(folder, workdir, stepping, watches, self._comes_back)
         failure = process.run(assignment.learner, address, self.stop, self._note, options)
         if failure is not None:
             print(f"error: {assignment.name}: {failure}", file=sys.stderr)
             return process.failure_code
         return self._ended(process.preempted)
+
+    def _comes_back(self) -> bool:
+        """Whether the order to end is for another number of hosts: no signal has given it."""
+        fewer = self.assignment.processes > 1 and self.experiment.remote.min_hosts is not None
+        return fewer and not self.received
 
     def _check_fewest_hosts(self) -> None:
         """Checks at the first start of all hosts, and not as some are lost, that few enough can go on."""

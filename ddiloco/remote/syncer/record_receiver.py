@@ -23,6 +23,7 @@ class _Learner:
         self.process, self.hosts = process, hosts
         self.received = Received(0 if began else None)
         self.lost_at: float | None = None
+        self.left = False  # in order, before it was lost
         self.state: State | None = None
 
 
@@ -71,12 +72,12 @@ class RecordIntake:
                 del replaced[next(iter(replaced))]
             self._record(records.StateChanged(learner, State.STARTING, now, hosts))
 
-    def lost(self, learner: int, process: int) -> None:
-        """The process's connection has ended."""
+    def lost(self, learner: int, process: int, left: bool = False) -> None:
+        """The process's connection has ended; `left`: in order."""
         with self._lock:
             known = self._learners.get(learner)
             if known is not None and known.process == process:
-                known.lost_at = time.time()
+                known.lost_at, known.left = time.time(), left
 
     def take(self, learner: int, process: int, batch: pb.Records) -> None:
         """Passes on the records, and how many were lost before them.
@@ -107,7 +108,7 @@ class RecordIntake:
                     self._died(learner, known, now)
 
     def _died(self, learner: int, known: _Learner, now: float) -> None:
-        if known.state not in OVER:
+        if known.state not in OVER and not known.left:
             known.state = State.FAILED
             at = now if known.lost_at is None else known.lost_at
             self._record(records.StateChanged(learner, State.FAILED, at))

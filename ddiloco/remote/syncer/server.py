@@ -415,7 +415,7 @@ class SyncerServer:
                 self._ended(session, reason)
 
     def _ended(self, session: Session, reason: str) -> None:
-        self.intake.lost(session.learner, session.process)
+        self.intake.lost(session.learner, session.process, reason == events.LEFT)
         with self._lock:
             self._sessions.pop(session.name, None)
             if self._of_learners.get(session.learner) is session:

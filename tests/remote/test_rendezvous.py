@@ -87,6 +87,15 @@ def test_a_group_outlives_its_syncer_and_leaves_by_the_next_one(meeting):
     assert one.left.wait(TIMEOUT)
 
 
+def test_a_host_that_waits_for_others_ends_with_the_run(meeting):
+    zero = meeting.host(0, SHORT)
+    assert group(zero)[0] == [0]
+    waits = meeting.host(1, SHORT)
+    assert zero.left.wait(TIMEOUT)  # it has been heard
+    meeting.syncer.server.stop(0.0)
+    assert waits.group(threading.Event()) is None
+
+
 def present(**fields):
     told = {"version": wire.VERSION, "hosts": 2, "min_hosts": 1, "timeout": 5.0, "port": 7}
     return pb.HostPresent(**{**told, **fields}).SerializeToString()

@@ -61,7 +61,7 @@ class HostPresence:
         self._thread.start()
 
     def group(self, stop: threading.Event) -> pb.HostGroup | None:
-        """The hosts with which this one trains; waits for them. None: `stop` was set first.
+        """The hosts with which this one trains; waits for them. None: `stop` was set, or the run is over.
 
         Raises:
           ConfigError: the syncer refuses the host.
@@ -117,7 +117,9 @@ class HostPresence:
                 self._call.cancel()
 
     def _take(self, group: pb.HostGroup) -> None:
-        if group.leave:
+        if group.leave and self._group is None:
+            self._changed.set()
+        elif group.leave:
             self._leave()
         elif self._group is None:
             self._group = group

@@ -42,6 +42,7 @@ class HostRendezvous:
     def __init__(self, terms: Terms, security: Security) -> None:
         self._terms, self._security = terms, security
         self._learners: dict[int, _Learner] = {}
+        self._over = False
 
     async def answer(self, first: bytes, call: Call) -> None:
         """Answers a host, as long as its process lives; raises Refused."""
@@ -67,6 +68,14 @@ class HostRendezvous:
                 learner.rules.leave(present.host, time.monotonic())
                 self._decide(learner)
 
+    def end(self) -> None:
+        """Has hosts leave that wait for others: the run is over."""
+        self._over = True
+        for learner in self._learners.values():
+            for number, host in learner.hosts.items():
+                if number not in learner.rules.group:
+                    host.messages.put_nowait(pb.HostGroup(leave=True))
+
     def _joined(self, present: pb.HostPresent, call: Call) -> tuple[_Learner, _Host]:
         """The learner, and the host as one of it; raises Refused where it is none."""
         problem = self._misfit(present)
@@ -88,6 +97,9 @@ class HostRendezvous:
             differs = f"the hosts of learner {present.learner} differ in --processes or config.remote"
             raise Refused(grpc.StatusCode.FAILED_PRECONDITION, differs)
         host = _Host(at)
+        if self._over and not present.group:
+            host.messages.put_nowait(pb.HostGroup(leave=True))
+            return _Learner(learner.rules), host
         try:
             learner.rules.join(present.host, time.monotonic(), tuple(present.group))
         except ValueError:

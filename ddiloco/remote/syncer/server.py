@@ -125,8 +125,8 @@ class SyncerServer:
             "Measure": Probes().answer,
             **self._calls.handlers,
         }
+        self._host_rendezvous = HostRendezvous(terms, security)
         if not shard:
-            self._host_rendezvous = HostRendezvous(terms, security)
             self._handlers["Rendezvous"] = self._rendezvous
         if terms.shards > 1 and not shard:
             of_shards = ShardRecords(terms, security, run, listening.handshakes, record)
@@ -188,6 +188,7 @@ class SyncerServer:
         with self._lock:
             self._over = True
             self.open()
+            event_loop().call(self._host_rendezvous.end)
             for session in self._sessions.values():
                 session.deliver(Leave())
             while (now := time.monotonic()) < begun + timeout and (

@@ -90,10 +90,13 @@ class Rendezvous:
         if not self._waiting:
             return None
         first = min(self._waiting.values())
+        if back := [since for host, since in self._waiting.items() if host in self.group]:
+            if now < min(back) + self.timeout:
+                return None  # the others end, too
+            self.group, self._training, self.dissolving = (), set(), False  # what is left of it hangs
         if self.group:
             there = len(self._waiting) + len(self.group)
-            ends = self.dissolving or not self._waiting.keys().isdisjoint(self.group)
-            if ends or self._size(there) <= len(self.group):
+            if self.dissolving or self._size(there) <= len(self.group):
                 return None
             if there < self.count and now < first + self.timeout:
                 return None

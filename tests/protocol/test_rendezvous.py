@@ -97,10 +97,22 @@ def test_a_host_s_next_process_waits_until_the_others_have_ended_too():
     two = Rendezvous(2, 1, TIMEOUT)
     joined(two, (0, 1))
     two.join(1, 50.0)  # before its old connection was seen to end
-    assert two.decide(50.0) is None and two.decide(500.0) is None
-    two.leave(0, 501.0)
-    two.join(0, 502.0)
-    assert two.decide(502.0) == Form((0, 1))
+    assert two.decide(50.0) is None and two.decide(50.0 + TIMEOUT - 0.1) is None
+    two.leave(0, 60.0)
+    two.join(0, 61.0)
+    assert two.decide(61.0) == Form((0, 1))
+
+
+def test_a_host_that_hangs_is_lost_once_the_timeout_is_over_and_is_none_of_the_group_as_it_wakes():
+    two = Rendezvous(2, 1, TIMEOUT)
+    joined(two, (0, 1))
+    two.leave(1, 50.0)
+    assert joined(two, (1,), 51.0) is None
+    assert two.decide(51.0 + TIMEOUT) == Form((1,))
+    two.leave(0, 90.0)
+    assert two.group == (1,)
+    with pytest.raises(ValueError, match="train, not"):
+        two.join(0, 91.0, group=(0, 1))
 
 
 @pytest.mark.parametrize("fewest", [0, 3, 5])

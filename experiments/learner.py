@@ -45,6 +45,8 @@ def main(_) -> int:
         syncer=_SYNCER.value,
         workdir=pathlib.Path(_WORKDIR.value) if _WORKDIR.value else None,
     )
+    if assignment.processes > 1 and experiment.remote.min_hosts is None and not assignment.coordinator:
+        raise program.UsageError("coordinator: give --coordinator=HOST:PORT of the learner's process 0")
 
     def assigned():
         words = sys.stdin.readline().split()

@@ -282,6 +282,26 @@ def test_settings_say_who_must_share_them():
             "config.train.min_step_seconds: has 4 entries, but remote.max_learners is 6",
         ),
         (
+            {"driver": "remote", "remote.min_hosts": 3, "remote.hosts": (4, 4, 4, 4)},
+            "config.remote.min_hosts: is 3, but must divide the 4 hosts of each learner",
+        ),
+        (
+            {"driver": "remote", "remote.min_hosts": 1, "mesh.data": 2},
+            "config.remote.min_hosts: is 1, which needs an axis of the mesh of -1, such as mesh.data",
+        ),
+        (
+            {"driver": "remote", "remote.min_hosts": 1, "mesh.slice": 2},
+            "config.mesh.slice: is 2, but must be 1 with remote.min_hosts",
+        ),
+        (
+            {"driver": "remote", "remote.min_hosts": 1, "train.executable": "step.bin"},
+            "config.train.executable: is of one mesh, but must be None with remote.min_hosts",
+        ),
+        (
+            {"driver": "remote", "remote.min_hosts": 1, "recovery.checkpoint_every": 0.0},
+            "config.recovery.checkpoint_every: is 0, but must be above 0 with remote.min_hosts",
+        ),
+        (
             {"driver": "remote", "algorithm": "lone_learner"},
             "config.driver: is remote, but lone_learner is one job",
         ),

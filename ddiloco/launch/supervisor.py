@@ -317,12 +317,34 @@ def _of_each_host(role: Role) -> list[tuple[list[str], Mapping[str, str]]]:
         return [([], role.environment)]
     with reserved_ports(2) as port:  # free a moment ago; should one be taken, all are started again
         job = [f"--processes={role.hosts}", f"--coordinator=127.0.0.1:{port}"]
-    gpus = role.environment.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    each, found = len(gpus) // role.hosts, []
-    for host in range(role.hosts):
-        own = {"CUDA_VISIBLE_DEVICES": ",".join(gpus[host * each : (host + 1) * each])} if each else {}
-        found.append(([*job, f"--process={host}"], {**role.environment, **own}))
-    return found
+    return [
+        ([*job, f"--process={host}"], host_environment(host, role.hosts, role.environment))
+        for host in range(role.hosts)
+    ]
+
+
+def _roles_of_hosts(learner: Role) -> list[Role]:
+    """A role for each host of a learner that may go on without some: the syncer brings them together."""
+    return [
+        dataclasses.replace(
+            learner,
+            name=f"{learner.name}.{host}" if host else learner.name,
+            arguments=[*learner.arguments, f"--processes={learner.hosts}", f"--process={host}"],
+            environment=host_environment(host, learner.hosts, learner.environment),
+            hosts=1,
+            assignment="",
+            others=[],
+        )
+        for host in range(learner.hosts)
+    ]
+
+
+def host_environment(host: int, hosts: int, environment: Mapping[str, str]) -> Mapping[str, str]:
+    """The environment of one of a learner's hosts, in which it sees its share of the learner's GPUs."""
+    gpus = environment.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    if not (each := len(gpus) // hosts):
+        return environment
+    return {**environment, "CUDA_VISIBLE_DEVICES": ",".join(gpus[host * each : (host + 1) * each])}
 
 
 def learner_environment(
@@ -481,23 +503,20 @@ def run_all(
         loop = isinstance(experiment.model, LoopConfig)
         scored = experiment.eval.every is not None or not (loop or not task_of(experiment).samples)
         profiled = [] if profile is None else [f"--profile={profile}"]
-        learners = [
-            supervisor.Role(
+        learners = []
+        for m in range(count):
+            route, hosts = study.route(m, address), experiment.hosts(m)
+            learner = supervisor.Role(
                 f"learner {m}",
                 played.get(m, "experiments.learner"),
-                [
-                    *shared,
-                    f"--syncer={study.route(m, address)}",
-                    f"--learner_id={m}",
-                    *(profiled if m == 0 else []),
-                ],
-                supervisor.learner_environment(m, count, environment, hosts=experiment.hosts(m)),
+                [*shared, f"--syncer={route}", f"--learner_id={m}", *(profiled if m == 0 else [])],
+                supervisor.learner_environment(m, count, environment, hosts=hosts),
                 again=[] if m in played else RESTARTED,
-                assignment="" if m in played else f"{m} {study.route(m, address)}",
-                hosts=experiment.hosts(m),
+                assignment="" if m in played else f"{m} {route}",
+                hosts=hosts,
             )
-            for m in range(count)
-        ]
+            together = experiment.remote.min_hosts is None or hosts == 1
+            learners += [learner] if together else _roles_of_hosts(learner)
         evaluator = supervisor.Role(
             "the evaluator",
             "experiments.evaluator",

@@ -368,8 +368,8 @@ def _run_info(experiment: Experiment, assembly: Assembly | None) -> RunInfo:
         from ddiloco.virtual.from_settings import chips_by_learner
 
         chips = chips_by_learner(experiment)
-    elif experiment.driver == "remote":  # this process does not see their devices: all count the same
-        chips = dict.fromkeys(range(experiment.max_learners), 1)
+    elif experiment.driver == "remote":  # this process does not see their devices: all hosts count the same
+        chips = {m: experiment.hosts(m) for m in range(experiment.max_learners)}
     else:
         chips = {learner: mesh.size for learner, (mesh, _) in enumerate(assembly.jobs())}
     first = experiment.sync.num_learners if experiment.driver == "remote" else len(chips)

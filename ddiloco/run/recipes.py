@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import importlib.util
@@ -46,8 +47,16 @@ if TYPE_CHECKING:
     from ddiloco.weights.initial import InitialWeights
 
 
-def assembly_of(experiment: Experiment, make_loop: MakeLoop | None = None) -> Assembly:
+def assembly_of(
+    experiment: Experiment,
+    make_loop: MakeLoop | None = None,
+    share: int = 1,
+    num_devices: int | None = None,
+) -> Assembly:
     """The parts of a run. `make_loop`: makes its loop; None: what the settings name.
+
+    `share`, `num_devices`: as an Assembly's. With one host in so many a step has the same rows, in so many
+    times more micro-batches: none is larger than with all hosts.
 
     Raises:
       ConfigError: the factory that the settings name cannot be used.
@@ -55,7 +64,9 @@ def assembly_of(experiment: Experiment, make_loop: MakeLoop | None = None) -> As
     if isinstance(experiment.model, LoopConfig):
         make = make_loop or load_factory(experiment.model.factory)
         return Assembly(experiment, LoopRecipe(experiment, make))
-    return Assembly(experiment, ModelRecipe(experiment))
+    inner = dataclasses.replace(experiment.inner, accumulation=experiment.inner.accumulation * share)
+    recipe = ModelRecipe(dataclasses.replace(experiment, inner=inner))
+    return Assembly(experiment, recipe, share, num_devices)
 
 
 def with_steps_of_budget(experiment: Experiment, make_loop: MakeLoop | None = None) -> Experiment:

@@ -373,6 +373,8 @@ class Experiment:
             yield f"remote.hosts: has {len(remote.hosts)} entries, but {known} is {learners}"
         if remote.spares and max(remote.hosts, default=1) > 1:
             yield f"remote.spares: is {remote.spares}, but must be 0 where learners have several hosts"
+        if remote.min_hosts is not None:
+            yield from self._problems_of_fewer_hosts(remote.min_hosts)
         if remote.spares and not alike:
             yield f"remote.spares: is {remote.spares}, but must be 0 where train.batch_sizes differ"
         if (shards := remote.syncer_shards) > fragments:
@@ -396,6 +398,20 @@ class Experiment:
             why = "a snapshot leaves out a learner that hangs once it is silent"
             yield f"snapshot.timeout: is {snapshot:g}, but must be above {known}: {why}"
 
+    def _problems_of_fewer_hosts(self, fewest: int) -> Iterator[str]:
+        """What does not fit learners that may lose some of their hosts."""
+        for count in self.remote.hosts:
+            if count % fewest:
+                yield f"remote.min_hosts: is {fewest}, but must divide the {count} hosts of each learner"
+        if -1 not in self.mesh.sizes:
+            yield f"remote.min_hosts: is {fewest}, which needs an axis of the mesh of -1, such as mesh.data"
+        if self.mesh.slice > 1:
+            yield f"mesh.slice: is {self.mesh.slice}, but must be 1 with remote.min_hosts"
+        if self.train.executable is not None:
+            yield "train.executable: is of one mesh, but must be None with remote.min_hosts"
+        if not self.recovery.checkpoint_every:
+            yield "recovery.checkpoint_every: is 0, but must be above 0 with remote.min_hosts"
+
     def _problems_of_a_loop(self) -> Iterator[str]:
         """Settings that need rows and tokens, which only the loop itself knows."""
         virtual = self.driver == "virtual"
@@ -408,6 +424,8 @@ class Experiment:
                 yield f"{name}: is {value}, but must be None for a loop in virtual time"
         if self.train.sub_shards > 1:
             yield f"train.sub_shards: is {self.train.sub_shards}, but must be 1 for a loop"
+        if self.driver == "remote" and self.remote.min_hosts is not None:
+            yield f"remote.min_hosts: is {self.remote.min_hosts}, but must be None for a loop"
         if self.export.every:
             yield f"export.every: is {self.export.every}, but must be 0 for a loop"
         if self.driver == "virtual" and not self.virtual.arrays:

@@ -30,10 +30,16 @@ class RemoteConfig:
         "maximum number of learners, up to twice sync.num_learners; None: sync.num_learners",
         at_least=1,
     )
+    min_hosts: int | None = setting(
+        None,
+        "fewest hosts with which a learner goes on when others are lost; divides their number; None: all",
+        at_least=1,
+    )
     host_timeout: float = setting(
         30.0,
         "seconds without a message of one of a learner's hosts, to host 0 or to JAX's coordinator, after "
-        "which all of them end, to be restarted",
+        "which all of them end, to be restarted; with remote.min_hosts also those that they then wait for "
+        "each other",
         above=0.0,
     )
     keepalive: float = setting(

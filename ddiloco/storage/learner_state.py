@@ -1,7 +1,9 @@
 """A learner's whole state on disk, or in a bucket: each host's blocks, of the same step boundary.
 
 A checkpoint has a number. Where a learner is several hosts, host 0 draws it; one that died may lack the
-newest, so each keeps two, and the learner goes on from the newest that all its hosts have.
+newest, so each keeps two, and the learner goes on from the newest of which all its hosts find what they need:
+in their own files or, where they share the folder, in those of other hosts. So it may have another number of
+hosts than the learner that wrote it.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import pathlib
+import re
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -30,7 +33,9 @@ SNAPSHOTS = "snapshots"
 """The folder of a run's snapshots, beside that in which each learner has its folder of checkpoints."""
 
 MAGIC = b"ddiloco learner state of a host 1\n"
+_GROUP = "hosts"  # file with the name of the hosts that train together
 _PREFIX = "state"
+_FILE = re.compile(rf"{_PREFIX}\.([0-9]+)\.([0-9]+)")  # of a host, under a number
 
 Needs = Callable[[str, tuple[int, ...]], Cut]
 """Which blocks of an array a host needs, by its name and shape."""
@@ -109,6 +114,22 @@ def checkpoint_root(workdir: pathlib.Path, elsewhere: str) -> epath.Path:
     `elsewhere`: config.recovery.checkpoint_folder.
     """
     return epath.Path(elsewhere).expanduser() if elsewhere else epath.Path(workdir)
+
+
+def mark_group(folder: epath.Path, name: str) -> None:
+    """Names the hosts that train together in the folder of their checkpoints; raises OSError."""
+    with array_file.as_os_error(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    array_file.replace(folder / _GROUP, [name.encode()])
+
+
+def is_of_group(folder: epath.Path, name: str) -> bool:
+    """Whether the folder is that which the first of these hosts has marked."""
+    try:
+        with array_file.as_os_error(folder):
+            return (folder / _GROUP).read_bytes() == name.encode()
+    except OSError:
+        return False
 
 
 def new_number() -> int:
@@ -195,10 +216,14 @@ class LearnerStates:
         blocks = [block for one in own.values() for block in one.blocks.values()]
         header = {**(about or {}), "number": number, "blocks": listed}
         array_file.save(self._path(number), MAGIC, header, blocks)
-        others = [path for path in self._paths() if path.suffix != f".{number}"]
-        others.sort(key=lambda path: path.suffix != f".{self._last}")  # else the newest of another process
-        for old in others[0 if self._needs is None else KEPT - 1 :]:
-            old.unlink(missing_ok=True)
+        found = self._found()
+        others = [old for old in found if old != number and self._path(old) in found[old]]
+        others.sort(key=lambda old: old != self._last)  # else the newest of another process
+        kept = {number, *others[: 0 if self._needs is None else KEPT - 1]}
+        for old, paths in found.items():
+            for path in paths if old not in kept else ():
+                if not self._host or path == self._path(old):  # host 0 alone knows which serve nobody
+                    path.unlink(missing_ok=True)
         self._last = number
 
     def load(self, number: int) -> tuple[dict[str, Any], dict[str, Blocks]]:
@@ -208,20 +233,20 @@ class LearnerStates:
         """
         if number in self._at_hand:
             return self._at_hand[number]
-        return _gathered([self._path(number)], self._needs)
+        return _gathered(self._found().get(number) or [self._path(number)], self._needs)
 
     def _read(
         self, among: Collection[int] | None = None
     ) -> Iterator[tuple[int, tuple[dict[str, Any], dict[str, Blocks]] | Exception]]:
         """Each checkpoint, newest first: its number, and what `load` gives or raises; 0: of all of them."""
         try:
-            paths = self._paths()
+            found = self._found()
         except OSError as error:
             yield 0, OSError(f"{self.folder}: cannot be listed: {reason(error)}")
             return
-        for path in paths:
-            number = int(path.suffix[1:])
-            if among is None or number in among:
+        for number, paths in found.items():
+            headed = self._host or paths[0] == self._path(number)  # host 0's own file alone has the header
+            if headed and (among is None or number in among):
                 try:
                     yield number, self.load(number)
                 except (OSError, ValueError) as error:
@@ -231,20 +256,22 @@ class LearnerStates:
         assert self.folder is not None
         return self.folder / f"{_PREFIX}.{self._host}.{number}"
 
-    def _paths(self) -> list[epath.Path]:
-        """Paths of all checkpoints, newest first; raises OSError."""
+    def _found(self) -> dict[int, list[epath.Path]]:
+        """All hosts' files of each checkpoint, newest first, this host's own in front; raises OSError."""
         if self.folder is None:
-            return []
-        ours = f"{_PREFIX}.{self._host}."
+            return {}
         if not self._swept:  # of what a kill has left; not before, as the disk may hang
             self._swept = True
-            array_file.sweep(pathlib.Path(self.folder), ours)
-        found = []
+            array_file.sweep(pathlib.Path(self.folder), f"{_PREFIX}.{self._host}.")
+        found: dict[int, list[tuple[bool, int, epath.Path]]] = {}
         with array_file.as_os_error(self.folder), contextlib.suppress(FileNotFoundError):
             # Not by a pattern, which the folder's own name would be part of.
-            named = [path for path in self.folder.iterdir() if path.name.startswith(ours)]
-            found = [path for path in named if path.suffix[1:].isdigit()]
-        return sorted(found, key=lambda path: int(path.suffix[1:]), reverse=True)
+            for path in self.folder.iterdir():
+                if (match := _FILE.fullmatch(path.name)) is not None:
+                    host, number = map(int, match.groups())
+                    found.setdefault(number, []).append((host != self._host, host, path))
+        newest_first = sorted(found.items(), reverse=True)
+        return {number: [path for *_, path in sorted(files)] for number, files in newest_first}
 
 
 def _own_blocks(array: Array) -> Blocks:
@@ -267,7 +294,10 @@ def of_all_hosts(folder: pathlib.Path) -> LearnerState:
 
 
 def _gathered(paths: Sequence[epath.Path], needs: Needs | None) -> tuple[dict[str, Any], dict[str, Blocks]]:
-    """The first file's header, and what is needed of each array; raises as `LearnerStates.load`."""
+    """The first file's header, and what is needed of each array; raises as `LearnerStates.load`.
+
+    Reads no more files than it needs.
+    """
     gathered: dict[str, Gathered] = {}
     about: dict[str, Any] = {}
     taken = set()  # names and boxes of blocks, of which several hosts may have one
@@ -290,10 +320,14 @@ def _gathered(paths: Sequence[epath.Path], needs: Needs | None) -> tuple[dict[st
         except (ValueError, LookupError, TypeError, AttributeError):
             raise ValueError(f"{path}: is of another mesh, model or codec") from None
         about = about or header
+        if all(one.complete for one in gathered.values()):
+            break
     try:
         return about, {name: one.blocks() for name, one in gathered.items()}
     except (ValueError, LookupError):
-        raise ValueError(f"{paths[0]}: is of another mesh, model or codec") from None
+        raise ValueError(
+            f"{paths[0]}: is of another mesh, model or codec, or lacks other hosts' files"
+        ) from None
 
 
 T = TypeVar("T")

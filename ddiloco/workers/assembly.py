@@ -109,8 +109,15 @@ class Recipe(Protocol):
 class Assembly:
     """Makes the parts of a run; learners on the same mesh share what they can."""
 
-    def __init__(self, experiment: Experiment, recipe: Recipe) -> None:
+    def __init__(
+        self, experiment: Experiment, recipe: Recipe, share: int = 1, num_devices: int | None = None
+    ) -> None:
+        """`share`: one in so many of the hosts of this process's learner is there.
+
+        `num_devices`: that are this process's only learner's, the first ones; None: all.
+        """
         self.experiment, self.recipe = experiment, recipe
+        self._share, self._num_devices = share, num_devices
         self.initial_parameters = recipe.initial_parameters
         self.batches = recipe.batches
 
@@ -202,7 +209,7 @@ class Assembly:
 
     def own_mesh(self) -> Mesh:
         """The mesh of this process's only learner: all devices that the process sees."""
-        return carve(jax.devices(), 1, self.experiment.mesh)[0]
+        return carve(jax.devices()[: self._num_devices], 1, self.experiment.mesh)[0]
 
     def mesh_on(self, devices: Sequence[jax.Device]) -> Mesh:
         """The mesh for held-out rows: all of the devices, or one if they do not divide the rows."""
@@ -299,6 +306,7 @@ class Assembly:
             verify_every=e.train.verify_every,
             step_flops=self.recipe.step_flops(self.recipe.kind((learner,))),
             peak_flops=self.peak_flops(program.mesh),
+            share=self._share,
         )
 
     def _placement(self, key: tuple[Mesh, Hashable]) -> tuple[tuple[str, Sharding], ...]:

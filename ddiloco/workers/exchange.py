@@ -102,7 +102,9 @@ class CheckpointWritten:
 
 @dataclasses.dataclass(frozen=True)
 class Leave:
-    """The run is over."""
+    """The run is over, or this process is to end; `comes_back`: its devices stay the learner's."""
+
+    comes_back: bool = False
 
 
 Delivery = EventDelivery | InnerStateWanted | BetweenSteps | CheckpointAsked | Leave

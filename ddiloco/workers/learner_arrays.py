@@ -91,6 +91,7 @@ class Equipment:
     verify_every: int = 0
     step_flops: float | None = None  # the model's operations in a step; None: not known
     peak_flops: float | None = None  # operations a second of the program's devices; None: not known
+    share: int = 1  # one in so many of the learner's hosts is there
 
 
 class TrainingArrays:

@@ -128,7 +128,7 @@ class LearnerWorker:
         if resumed is not None:
             self.tokens = resumed.tokens
         self._wanted: list[InnerStateWanted] = []
-        self._leaving = False
+        self._leaving = self._comes_back = False
         self._timeline = State.STARTING
         self._devices = DeviceCalls(f"devices-{core.learner}")
         self._heartbeat_at = 0.0  # by time.monotonic
@@ -178,7 +178,7 @@ class LearnerWorker:
             self._finish_steps(leave=0)
             if self._checkpoints is not None:
                 self._checkpoints.keeper.last(self._state if self.core.recovered else None)
-            self._enter(State.FINISHED)
+            self._enter(State.RECONFIGURING if self._comes_back else State.FINISHED)
         except Exception as error:
             self.failure = f"{type(error).__name__}: {error}"
             self._enter(State.FAILED)
@@ -303,8 +303,8 @@ class LearnerWorker:
                     self._wanted.append(delivery)
                 case BetweenSteps():
                     self._patiently(delivery.make)
-                case Leave():
-                    self._leaving = True
+                case Leave(comes_back=comes_back):
+                    self._leaving, self._comes_back = True, comes_back
 
     def _state(self) -> LearnerState:
         """The whole state, with no step under way."""

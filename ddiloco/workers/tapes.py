@@ -74,7 +74,8 @@ class Tapes:
             return LearnerTape(learner, process)
         machine = machine_of(equipment.program.mesh)
         position = equipment.batches.get_state()
-        header = self._header("learner", learner, process, machine, position=position, resumed=resumed)
+        begun = {"position": position, "resumed": resumed, "share": equipment.share}
+        header = self._header("learner", learner, process, machine, **begun)
         path = learner_tape(self.folder, learner, process)
         return LearnerTape(learner, process, path, header, self._record, MAX_BYTES)
 

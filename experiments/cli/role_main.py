@@ -100,6 +100,8 @@ class _Process:
     stop: threading.Event
     received: Sequence[int]
     health: Health = dataclasses.field(default_factory=Health)
+    share: int = 1  # one in so many of a learner's hosts are there
+    regroups: bool = False  # whether it leaves to come back with more hosts
 
     def syncer(self, finish: bool) -> int:
         from ddiloco.dashboard.visitors import Visitors, check_page
@@ -198,19 +200,68 @@ class _Process:
         return Listening(address, self.security, self.experiment.remote, hosts, ready)
 
     def learner(self, profiled: str | None, spare: Callable[[], Assignment | None] | None) -> int:
+        if self.assignment.processes == 1:
+            return self._train(None, profiled, spare)
+        if spare is not None:
+            raise program.UsageError("spare: cannot stand in for one of several processes of a learner")
+        if self.experiment.remote.min_hosts is None:
+            return self._train(_place(self.assignment, self.experiment.remote.host_timeout), profiled)
+        return self._train_with_hosts_left(profiled)
+
+    def _train_with_hosts_left(self, profiled: str | None) -> int:
+        """As one of a learner's hosts that the syncer brings together, whichever are there."""
+        from ddiloco.remote.learner.hosts import MET_SECONDS, HostPlace
+        from ddiloco.remote.learner.rendezvous import HostPresence
+        from ddiloco.storage.learner_state import mark_group
+
+        a, config = self.assignment, self.experiment.remote
+        if a.processes % (config.min_hosts or 1):
+            problem = f"is {config.min_hosts}, but must divide the {a.processes} of --processes"
+            raise ConfigError(f"config.remote.min_hosts: {problem}")
+        if not (a.workdir or self.experiment.recovery.checkpoint_folder):
+            raise program.UsageError("workdir: is missing, where hosts find each other's checkpoints")
+        address, port = check_address(a.syncer, "syncer"), _own_port(a.coordinator)
+        security = self.security.of(a.learner)
+
+        def leave() -> None:
+            self.regroups = True
+            self.stop.set()
+
+        roles.name_process(a.name)
+        presence = HostPresence(a.learner, a.process, a.processes, address, security, config, port, leave)
+        with contextlib.closing(presence):
+            group = presence.group(self.stop)
+            if group is None:
+                return self._ended(False)
+            count = len(group.hosts)
+            self.share = a.processes // count
+            if a.process == group.hosts[0]:
+                folder = self._folder()
+                with program.os_errors_as_usage("workdir", folder):
+                    mark_group(folder, group.name)
+            if count == 1:
+                return self._train(None, profiled)
+            at = group.coordinator, a.refused, config.host_timeout, MET_SECONDS, group.name
+            return self._train(HostPlace(list(group.hosts).index(a.process), count, *at), profiled)
+
+    def _train(
+        self,
+        place: HostPlace | None,
+        profiled: str | None,
+        spare: Callable[[], Assignment | None] | None = None,
+    ) -> int:
+        """As the learner, or as the one of its hosts that has this place."""
         import jax
 
         from ddiloco.launch import processes
         from ddiloco.remote.learner.process import LearnerOptions, LearnerProcess
         from ddiloco.run import resources
 
-        place = _place(self.assignment, self.experiment.remote.host_timeout)
-        if place is not None and spare is not None:
-            raise program.UsageError("spare: cannot stand in for one of several processes of a learner")
         if place is not None:
             place.join()
         ending = contextlib.nullcontext if place is None else place.ending
         with ending():
+            self._check_fewest_hosts()
             assembly = self._assembly()
         if place is not None and place.number:
             return self._follow(place, assembly)
@@ -225,7 +276,8 @@ class _Process:
         assignment, workdir = self.assignment, self.assignment.workdir
         address = check_address(assignment.syncer, "syncer")
         roles.name_process(assignment.name)
-        own = resources.learner_needs(self.experiment, assembly.layout, assignment.processes)
+        hosts = 1 if place is None else place.count
+        own = resources.learner_needs(self.experiment, assembly.layout, hosts)
         with ending():
             resources.check_memory(own, f"learner {assignment.learner}")
             folder = self._folder()
@@ -235,13 +287,32 @@ class _Process:
         watches = [self.health] if profile is None else [self.health, profile]
         if (often := self._often_started()) is not None:
             watches.append(Announcement(often))
+        if self.share > 1:
+            left = f"goes on with {hosts} of its {assignment.processes} hosts"
+            watches.append(Announcement(f"{assignment.name} {left}"))
         stepping = processes.make_way if jax.default_backend() == "cpu" else lambda: None
-        options = LearnerOptions(folder, workdir, stepping, watches)
+        options = LearnerOptions(folder, workdir, stepping, watches, self._comes_back)
         failure = process.run(assignment.learner, address, self.stop, self._note, options)
         if failure is not None:
             print(f"error: {assignment.name}: {failure}", file=sys.stderr)
             return process.failure_code
         return self._ended(process.preempted)
+
+    def _comes_back(self) -> bool:
+        """Whether the order to end is for another number of hosts: no signal has given it."""
+        fewer = self.assignment.processes > 1 and self.experiment.remote.min_hosts is not None
+        return fewer and not self.received
+
+    def _check_fewest_hosts(self) -> None:
+        """Checks at the first start of all hosts, and not as some are lost, that few enough can go on."""
+        import jax
+
+        fewest = self.experiment.remote.min_hosts
+        if fewest is not None and self.assignment.processes > 1:
+            try:
+                self.experiment.mesh.shape(fewest * jax.local_device_count())
+            except ConfigError as error:
+                raise ConfigError(f"config.remote.min_hosts: is {fewest}, too few: {error}") from None
 
     def _follow(self, place: HostPlace, assembly: Assembly) -> int:
         from ddiloco.remote.learner.follower import Follower
@@ -272,7 +343,7 @@ class _Process:
     def _assembly(self) -> Assembly:
         from ddiloco.run.recipes import assembly_of, with_steps_of_budget
 
-        return assembly_of(with_steps_of_budget(self.experiment))
+        return assembly_of(with_steps_of_budget(self.experiment), share=self.share)
 
     def _note(self, line: str) -> None:
         program.print_err(f"{self.assignment.name}: {line}")
@@ -314,7 +385,7 @@ class _Process:
         """Of a learner that did not fail; `preempted`: another of its processes had a signal."""
         if self.received:
             return 128 + self.received[0]
-        return PREEMPTED if preempted else DONE
+        return PREEMPTED if preempted or self.regroups else DONE
 
 
 def _why_over(workdir: pathlib.Path, steps: int) -> str | None:
@@ -333,10 +404,18 @@ def _why_over(workdir: pathlib.Path, steps: int) -> str | None:
     return None
 
 
-def _place(assignment: Assignment, timeout: float) -> HostPlace | None:
-    """Which of the learner's hosts this process is; None: the only one."""
-    if assignment.processes == 1:
-        return None
+def _own_port(coordinator: str) -> int:
+    """The port at which this host coordinates if it is the first of those that are there."""
+    if coordinator:
+        return int(check_address(coordinator, "coordinator").rpartition(":")[2])
+    from ddiloco.launch.ports import reserved_ports
+
+    with reserved_ports(2, "0.0.0.0") as port:  # free a moment ago; should one be taken, all come again
+        return port
+
+
+def _place(assignment: Assignment, timeout: float) -> HostPlace:
+    """Which of the learner's hosts this process is."""
     from ddiloco.remote.learner.hosts import HostPlace
 
     coordinator = check_address(assignment.coordinator, "coordinator")

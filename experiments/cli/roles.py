@@ -58,7 +58,8 @@ def define_processes() -> None:
         flags.DEFINE_string,
         "coordinator",
         "",
-        "HOST:PORT of its process 0, where it has several; these also use the next port.",
+        "HOST:PORT of its process 0, where it has several; these also use the next port. With "
+        "config.remote.min_hosts the port alone, at which each would be process 0; default: any free one.",
     )
 
 
@@ -87,8 +88,6 @@ def assignment(role: str, **given: Any) -> Assignment:
         common |= {name: values[name].value for name in ("process", "processes", "coordinator")}
         if common["process"] >= common["processes"]:
             raise program.UsageError(f"process: is {common['process']}, but must be below --processes")
-        if common["processes"] > 1 and not common["coordinator"]:
-            raise program.UsageError("coordinator: give --coordinator=HOST:PORT of the learner's process 0")
     if role == SYNCER:
         common["resume"] = resumes()
     return Assignment(role, **common, **given)

@@ -177,24 +177,27 @@ def test_all_processes_of_a_learner_end_with_one_and_come_back_as_one(programs, 
 
 
 KILLS = int(os.environ.get("KILLS", "40"))
+FEWER = ("--config.remote.min_hosts=1", "--config.remote.host_timeout=5.0")  # now one of two, now both
+FEWER += ("--config.mesh.fsdp=-1", "--config.mesh.data=1")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize(("shards", "fewer"), [(1, ()), (2, ()), (1, FEWER)])
 def test_processes_that_are_killed_at_any_time_lose_no_outer_step_and_no_token_and_replay(
-    programs, tmp_path, shards
+    programs, tmp_path, shards, fewer
 ):
     rng, killed = random.Random(0), collections.Counter()
-    often = (f"--config.remote.restarts={KILLS}", f"--config.remote.syncer_shards={shards}")
+    often = (f"--config.remote.restarts={KILLS}", f"--config.remote.syncer_shards={shards}", *fewer)
     scored = ("--config.eval.every=12", "--config.recovery.checkpoint_every=0.5")
     begin = functools.partial(start, programs, tmp_path, *UNENDING, *scored, *often, PACED, devices=4)
     process, rounds = begin(), tmp_path / "rounds.jsonl"
     running = ["syncer", "0", "0", "0.1", "0.1", "1", "evaluator"]
     running += [f"syncer-{shard}" for shard in range(1, shards)]
+    merges = lambda: [r for r in lines(rounds) if 0 in r["learners"] or not fewer]  # noqa: E731
     while killed.total() < KILLS:
         until(lambda p=process: set(running) <= set(processes_of(p)), "all processes", LIMIT)
-        here, merged = processes_of(process), len(lines(rounds))
+        here, merged = processes_of(process), len(merges())
         name = rng.choice([*running, "launcher"])
         time.sleep(rng.uniform(0, 4))  # at any time: while they start, join, train or save
         with contextlib.suppress(ProcessLookupError, KeyError):  # it ends or begins by itself
@@ -203,7 +206,7 @@ def test_processes_that_are_killed_at_any_time_lose_no_outer_step_and_no_token_a
         if name == "launcher":
             process.wait(LIMIT)
             process = begin("--resume")
-        until(lambda merged=merged: len(lines(rounds)) > merged + rng.randrange(6), "more merges", LIMIT)
+        until(lambda merged=merged: len(merges()) > merged + rng.randrange(6), "more merges", LIMIT)
     process.send_signal(signal.SIGTERM)
     assert programs.finish(process).returncode == 143
     assert set(killed) == {*running, "launcher"}

@@ -1,5 +1,6 @@
 """A learner's states on a disk and in a bucket: the newest, whole, of all hosts."""
 
+import dataclasses
 import errno
 import time
 
@@ -81,6 +82,72 @@ def test_a_host_that_needs_more_than_the_file_has_is_refused_and_one_that_needs_
     LearnerStates(folder, half).save(8, blocks)
     with pytest.raises(ValueError, match=r"state\.0\.8: is of another mesh, model or codec"):
         LearnerStates(folder, needs_all).load(8)
+
+
+WHOLE = {"params/w": np.arange(48.0).reshape(8, 6), "params/b": np.arange(6.0), "inner/0": np.array(3)}
+
+
+def cut_of(hosts, host, columns=1):
+    """What a host of several needs: its rows, of each in so many blocks, and all of what every host has."""
+
+    def needs(name, shape):
+        if name != "params/w":
+            return Cut.whole(shape)
+        rows, width = 8 // hosts, 6 // columns
+        own = (host * rows, (host + 1) * rows)
+        return Cut(shape, tuple((own, (at * width, (at + 1) * width)) for at in range(columns)))
+
+    return needs
+
+
+def written(folder, number, hosts, columns=1, missing=()):
+    """Has each host write its blocks; returns the newest state's header, which host 0 has."""
+    state = made(number, 1)
+    for host in set(range(hosts)) - set(missing):
+        needs = cut_of(hosts, host, columns)
+        blocks = {}
+        for name, array in WHOLE.items():
+            cut = needs(name, array.shape)
+            blocks[name] = Blocks(array.shape, dict(zip(cut.boxes, cut.of(array), strict=True)))
+        about = {} if host else dataclasses.asdict(state.header)
+        own = None if hosts == 1 else needs
+        LearnerStates(folder, own, host).save(number, blocks, about)
+    return state.header
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (4, 2), (2, 4), (4, 1), (1, 4), (2, 2)])
+@pytest.mark.parametrize("columns", [(1, 1), (3, 2)])
+def test_a_checkpoint_of_any_number_of_hosts_is_read_by_any_other(folder, before, after, columns):
+    header = written(folder, 70, before, columns[0])
+    for host in range(after):
+        needs = cut_of(after, host, columns[1])
+        states = LearnerStates(folder, None if after == 1 else needs, host)
+        assert states.numbers() == [70], f"host {host}"
+        about, blocks = states.load(70)
+        for name, array in WHOLE.items():
+            cut = Cut.whole(array.shape) if after == 1 else needs(name, array.shape)
+            assert tuple(blocks[name].blocks) == cut.boxes
+            for found, right in zip(blocks[name].blocks.values(), cut.of(array), strict=True):
+                np.testing.assert_array_equal(found, right)
+    found = LearnerStates(folder, None if after == 1 else cut_of(after, 0, columns[1])).newest("run")
+    assert found.header == header and about is not None
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_checkpoint_of_which_a_host_s_file_is_missing_is_no_other_number_of_hosts_s(folder, missing):
+    written(folder, 70, 2)
+    written(folder, 77, 2, missing=[missing])
+    states = LearnerStates(folder)
+    assert states.numbers() == [70]
+    assert states.newest("run").header.work.clock == 70
+    assert LearnerStates(folder, cut_of(4, 3), 3).numbers() == ([77, 70] if missing == 0 else [70])
+
+
+def test_what_hosts_have_left_that_are_no_more_goes_once_it_serves_nobody(folder):
+    for number in (70, 77):
+        written(folder, number, 2)
+    written(folder, 84, 1)
+    assert sorted(path.name for path in folder.iterdir()) == ["state.0.84"]
 
 
 def test_all_that_a_learner_knows_comes_back_as_it_was(tmp_path):

@@ -35,7 +35,7 @@ from ddiloco.remote.wire.token_bucket import TokenBucket
 from ddiloco.remote.wire.validation import WireError, parse
 from ddiloco.schema import codec
 from ddiloco.storage.bounded_reads import bounded
-from ddiloco.storage.learner_state import LearnerStates, numbered
+from ddiloco.storage.learner_state import LearnerStates, is_of_group, numbered
 from ddiloco.telemetry.records import reason
 from ddiloco.telemetry.throughput import Throughput
 from ddiloco.telemetry.watches import write_stacks
@@ -143,6 +143,7 @@ class Follower:
             except grpc.FutureTimeoutError:
                 why = f"host 0 of the learner cannot be reached at {self._place.leader}"
                 end_at_once(f"host {self._place.number}: {why}")
+            self._check_shared()
             follow = channel.stream_stream(wire.FOLLOW)
             orders = follow(self._said(gives_at, copies), metadata=self._security.metadata)
             # In another thread: this one may wait for a step that ends no more.
@@ -163,6 +164,13 @@ class Follower:
                 self._close_streams(list(self._streams))
                 self._say.put(None)
         return False
+
+    def _check_shared(self) -> None:
+        """Ends this process where hosts that read each other's checkpoints have no folder in common."""
+        folder, group = self._kept.folder, self._place.group
+        if group and not (folder and bounded(lambda: is_of_group(folder, group), folder)):
+            why = "needs a folder that all hosts of a learner share (workdir, recovery.checkpoint_folder)"
+            end_at_once(f"config.remote.min_hosts: {why}, but {folder} is not host 0's", self._place.refused)
 
     def _end_without_host_0(self, why: str) -> None:
         with self._ending:  # until the process has ended

@@ -22,6 +22,7 @@ from ddiloco.config import REFUSED, ConfigError
 from ddiloco.data.errors import DataError
 
 STARTING_SECONDS = 300  # for all hosts to be there, and to reach host 0
+MET_SECONDS = 60  # for those that the syncer brought together a moment ago
 # On GPUs the hosts would share out the search for kernels: where host 0 has a program in its cache, and does
 # not compile it, the others would wait a day for its share.
 _AUTOTUNES_ALONE = "--xla_gpu_shard_autotuning=false"
@@ -36,6 +37,8 @@ class HostPlace(NamedTuple):
     coordinator: str  # HOST:PORT of JAX's coordinator, on host 0, which also leads at the port after it
     refused: int = REFUSED  # exit code where a setting is impossible, or the syncer refuses the learner
     timeout: float = 30.0  # seconds without a message of a host after which JAX ends all of them
+    starting: int = STARTING_SECONDS  # for all hosts to be there
+    group: str = ""  # name of those hosts, where the syncer brought them together; empty: by their flags
 
     @property
     def leader(self) -> str:
@@ -75,7 +78,7 @@ class HostPlace(NamedTuple):
                 self.coordinator,
                 self.count,
                 self.number,
-                initialization_timeout=STARTING_SECONDS,
+                initialization_timeout=self.starting,
                 heartbeat_timeout_seconds=math.ceil(self.timeout),
                 cluster_detection_method="deactivate",  # under Slurm it leaves a process one GPU of its node
             )

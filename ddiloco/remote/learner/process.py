@@ -55,6 +55,7 @@ class LearnerOptions:
     workdir: pathlib.Path | None = None  # where its tape goes; None: it keeps none
     stepping: Callable[[], None] = lambda: None  # called after the first step, and the first of each return
     watches: Sequence[Watch] = ()  # they see the records, such as to take a trace of some steps
+    comes_back: Callable[[], bool] = lambda: False  # whether, asked to end, it is to begin again at once
 
 
 _NOTHING_ELSE = LearnerOptions()
@@ -281,7 +282,7 @@ class LearnerProcess:
             for watch in watches:
                 stack.callback(watch.close)
             worker.start()
-            _wait(worker, stop)
+            _wait(worker, stop, options.comes_back)
         if worker.corrupt_steps >= MAX_CORRUPT_STEPS:
             self.failure_code = CORRUPT
         return worker.failure
@@ -324,9 +325,9 @@ class LearnerProcess:
             return None
 
 
-def _wait(worker: LearnerWorker, stop: threading.Event) -> None:
+def _wait(worker: LearnerWorker, stop: threading.Event, comes_back: Callable[[], bool]) -> None:
     leaving = False
     while not worker.join(0.2):
         if stop.is_set() and not leaving:
             leaving = True
-            worker.inbox.put(Leave())
+            worker.inbox.put(Leave(comes_back()))

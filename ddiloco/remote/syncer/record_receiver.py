@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections.abc import Callable
@@ -18,10 +19,11 @@ OVER = (State.FINISHED, State.FAILED)
 
 
 class _Learner:
-    def __init__(self, process: int, began: bool) -> None:
-        self.process = process
+    def __init__(self, process: int, began: bool, hosts: int | None) -> None:
+        self.process, self.hosts = process, hosts
         self.received = Received(0 if began else None)
         self.lost_at: float | None = None
+        self.left = False  # in order, before it was lost
         self.state: State | None = None
 
 
@@ -41,10 +43,13 @@ class RecordIntake:
         self._learners: dict[int, _Learner] = {}
         self._replaced: dict[int, dict[int, _Learner]] = {}  # by learner and process
 
-    def joined(self, learner: int, process: int, newer: bool = False, began: bool = True) -> None:
+    def joined(
+        self, learner: int, process: int, newer: bool = False, began: bool = True, hosts: int | None = None
+    ) -> None:
         """A process has connected, for the first time or again.
 
         `newer`: than any an earlier syncer knew. `began`: it has not been connected before, to any syncer.
+        `hosts`: of the learner's, those that are there; None: all.
         """
         now = time.time()
         with self._lock:
@@ -60,19 +65,19 @@ class RecordIntake:
                 replaced[known.process] = known
             elif newer:
                 self._record(records.StateChanged(learner, State.FAILED, now))
-            came = replaced.pop(process, None) or _Learner(process, began)
+            came = replaced.pop(process, None) or _Learner(process, began, hosts)
             came.lost_at = came.state = None
             self._learners[learner] = came
             if len(replaced) > MAX_REPLACED:
                 del replaced[next(iter(replaced))]
-            self._record(records.StateChanged(learner, State.STARTING, now))
+            self._record(records.StateChanged(learner, State.STARTING, now, hosts))
 
-    def lost(self, learner: int, process: int) -> None:
-        """The process's connection has ended."""
+    def lost(self, learner: int, process: int, left: bool = False) -> None:
+        """The process's connection has ended; `left`: in order."""
         with self._lock:
             known = self._learners.get(learner)
             if known is not None and known.process == process:
-                known.lost_at = time.time()
+                known.lost_at, known.left = time.time(), left
 
     def take(self, learner: int, process: int, batch: pb.Records) -> None:
         """Passes on the records, and how many were lost before them.
@@ -91,6 +96,7 @@ class RecordIntake:
                 record = learner_record(entry, learner)
                 if isinstance(record, records.StateChanged):
                     known.state = record.state
+                    record = dataclasses.replace(record, chips=known.hosts)
                 self._record(record)
 
     def end(self) -> None:
@@ -102,7 +108,7 @@ class RecordIntake:
                     self._died(learner, known, now)
 
     def _died(self, learner: int, known: _Learner, now: float) -> None:
-        if known.state not in OVER:
+        if known.state not in OVER and not known.left:
             known.state = State.FAILED
             at = now if known.lost_at is None else known.lost_at
             self._record(records.StateChanged(learner, State.FAILED, at))

@@ -23,6 +23,7 @@ from ddiloco.remote.syncer.fragment_calls import FragmentCalls, drop
 from ddiloco.remote.syncer.listening import Listening
 from ddiloco.remote.syncer.management import Management
 from ddiloco.remote.syncer.record_receiver import RecordIntake
+from ddiloco.remote.syncer.rendezvous import HostRendezvous
 from ddiloco.remote.syncer.session import Session
 from ddiloco.remote.syncer.shard_records import ShardRecords
 from ddiloco.remote.wire import wire_pb2 as pb
@@ -124,6 +125,9 @@ class SyncerServer:
             "Measure": Probes().answer,
             **self._calls.handlers,
         }
+        self._host_rendezvous = HostRendezvous(terms, security)
+        if not shard:
+            self._handlers["Rendezvous"] = self._rendezvous
         if terms.shards > 1 and not shard:
             of_shards = ShardRecords(terms, security, run, listening.handshakes, record)
             self._handlers["Shard"] = of_shards.answer
@@ -184,6 +188,7 @@ class SyncerServer:
         with self._lock:
             self._over = True
             self.open()
+            event_loop().call(self._host_rendezvous.end)
             for session in self._sessions.values():
                 session.deliver(Leave())
             while (now := time.monotonic()) < begun + timeout and (
@@ -230,6 +235,9 @@ class SyncerServer:
 
     async def _manage(self, call: Call) -> None:
         await self._management.answer(await self._listening.handshakes.first(call), call)
+
+    async def _rendezvous(self, call: Call) -> None:
+        await self._host_rendezvous.answer(await self._listening.handshakes.first(call), call)
 
     async def _peers(self, call: Call) -> None:
         session = self._calls.session(call)
@@ -297,7 +305,8 @@ class SyncerServer:
         session = Session(name, hello.learner, hello.process, down, donor, caller, room)
         session.control = call
         session.newest_incarnation = max(known, hello.process)
-        whether = {"newer": 0 < known < hello.process, "began": not hello.session}
+        hosts = None if hello.hosts >= room else max(1, hello.hosts)
+        whether = {"newer": 0 < known < hello.process, "began": not hello.session, "hosts": hosts}
         self.intake.joined(hello.learner, hello.process, **whether)
         accepted = pb.Accepted(
             session=session.name,
@@ -407,7 +416,7 @@ class SyncerServer:
                 self._ended(session, reason)
 
     def _ended(self, session: Session, reason: str) -> None:
-        self.intake.lost(session.learner, session.process)
+        self.intake.lost(session.learner, session.process, reason == events.LEFT)
         with self._lock:
             self._sessions.pop(session.name, None)
             if self._of_learners.get(session.learner) is session:

@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError, Message
 
 from ddiloco.schema.events_pb2 import Event, Report
 
-VERSION = 20  # of wire.proto with the events in it; both ends must have the same
+VERSION = 21  # of wire.proto with the events in it; both ends must have the same
 CHUNK_BYTES = 1 << 20  # of a fragment in one message
 MAX_DIFFERENCES = 32  # of a fragment that are sent together
 MAX_MESSAGE_BYTES = CHUNK_BYTES + (64 << 10)  # a longer one is refused before it is in memory
@@ -26,6 +26,7 @@ OFFERS = "/ddiloco.wire.Syncer/Offers"
 PEERS = "/ddiloco.wire.Syncer/Peers"
 MEASURE = "/ddiloco.wire.Syncer/Measure"
 FOLLOW = "/ddiloco.wire.Hosts/Follow"
+RENDEZVOUS = "/ddiloco.wire.Syncer/Rendezvous"
 SHARD = "/ddiloco.wire.Syncer/Shard"
 DONATE = "/ddiloco.wire.Learner/Donate"
 SESSION_KEY = "ddiloco-session"  # metadata that connects a call with its learner's control stream

@@ -60,6 +60,7 @@ class Header:
     state: SyncerState | None = None  # syncer only: its initial state
     sha256: tuple[str, ...] = ()  # syncer only: of each of its initial fragments, hex
     resumed: ResumedWith | None = None  # learner only: the resumed state, if any
+    share: int = 1  # learner only: one in so many of its hosts was there
     run: str = ""  # its random id, hex; empty in virtual time, where the seed determines all
     lineage: int = 0  # syncer only: of the versions that it makes
     shard: int = 0  # of the syncer: which of its processes

@@ -15,13 +15,14 @@ import numpy as np
 
 from ddiloco.outer.global_model import parameters_sha256, pieces_sha256
 from ddiloco.protocol.messages import RoundId
+from ddiloco.run.recipes import assembly_of
 from ddiloco.settings.experiment import BASELINES, Experiment, parse
 from ddiloco.storage.durable import FOLDER as SYNCER
 from ddiloco.storage.durable import DurableState, DurableStateError
 from ddiloco.storage.learner_state import numbered, of_all_hosts
 from ddiloco.storage.tape.entries import InnerOrigin
 from ddiloco.storage.tape.file import TapeError
-from ddiloco.storage.tape.header import Machine
+from ddiloco.storage.tape.header import Header, Machine
 from ddiloco.storage.tape.recorder import BEGAN
 from ddiloco.workers.assembly import Assembly
 from ddiloco.workers.learner_actor import UNUSABLE_POSITION
@@ -192,7 +193,7 @@ class Replay:
         batches = self._assembly.batches((header.learner,))
         if header.position is not None:
             batches.set_state(dict(header.position))
-        own = self._equipment[header.learner]
+        own = self._equipment[_devices_of(header)]
         equipment = dataclasses.replace(own, batches=batches, verify_every=0)
         return self._learners.setdefault(id(actor), TrainingArrays(equipment))
 
@@ -229,7 +230,7 @@ class Replay:
         used = set(work.needs)
         makers = [lr.tape.header for lr in self._plan.learners if used & {w.makes for w in lr.works}]
         for header in (actor.tape.header, *makers):
-            mesh = None if header.learner is None else self._equipment[header.learner].program.mesh
+            mesh = None if header.learner is None else self._equipment[_devices_of(header)].program.mesh
             found = differences(header.machine, machine_of(mesh))
             if found:
                 return f"{text}; {header.actor} had {', '.join(found)}"
@@ -239,19 +240,26 @@ class Replay:
         )
 
 
-def _equipment(assembly: Assembly, plan: ReplayPlan) -> dict[int, Equipment]:
-    """Each learner's equipment, by its number."""
-    learners = sorted({actor.tape.header.learner for actor in plan.learners})
+def _devices_of(header: Header) -> tuple[int | None, int, int]:
+    """What a learner's equipment depends on: its number, its share of its hosts and, if not all, devices."""
+    return header.learner, header.share, header.machine.visible if header.share > 1 else 0
+
+
+def _equipment(assembly: Assembly, plan: ReplayPlan) -> dict[tuple[int | None, int, int], Equipment]:
+    """Each learner's equipment, by `_devices_of` its tapes."""
+    wanted = sorted({_devices_of(actor.tape.header) for actor in plan.learners})
     if plan.first.header.driver != "remote":
         equipment = assembly.equipment()
-        return {m: equipment[m] for m in learners}
-    made: dict[int, Equipment] = {}
-    by_kind: dict[Hashable, Equipment] = {}
-    for m in learners:
-        kind = assembly.recipe.kind((m,))
+        return {(m, *rest): equipment[m] for m, *rest in wanted}
+    made: dict[tuple[int | None, int, int], Equipment] = {}
+    by_kind: dict[Hashable, tuple[Assembly, Equipment]] = {}
+    for m, share, devices in wanted:
+        kind = assembly.recipe.kind((m,)), share, devices
         if kind not in by_kind:
-            by_kind[kind] = assembly.own_equipment(m)
-        made[m] = assembly.reassigned(by_kind[kind], m)
+            alike = assembly if share == 1 else assembly_of(assembly.experiment, None, share, devices)
+            by_kind[kind] = alike, alike.own_equipment(m)
+        alike, equipment = by_kind[kind]
+        made[m, share, devices] = alike.reassigned(equipment, m)
     return made
 
 

@@ -114,7 +114,8 @@ class MergedTensor(NamedTuple):
     @property
     def value(self) -> jax.Array:
         """The merged outer gradient."""
-        return self.unscaled * self.scale
+        value: jax.Array = self.unscaled * self.scale
+        return value
 
 
 MergeRule = Callable[[Sent], MergedTensor]

@@ -171,9 +171,9 @@ class RawLearner:
         self, learner: int, address: tuple[str, int], hosts: int, terms: Terms, policy: SyncPolicy, steps: int
     ) -> None:
         self.core = LearnerCore(learner, 1, policy, steps)
-        self.hosts = [RawConnection(address) for _ in range(hosts)]
+        self.hosts = [RawConnection(address)]  # others once the session is there: a silent one is closed
         self.updates = 0
-        self._terms = terms
+        self._terms, self._address, self._num_hosts = terms, address, hosts
         self._before: Report | None = None
         self._metadata: tuple[tuple[str, str], ...] = ()
         self._collector = Collector(range(terms.num_fragments), self._deliver)
@@ -220,16 +220,18 @@ class RawLearner:
         message = pb.ToLearner.FromString(data)
         if message.HasField("accepted"):
             self._metadata = ((wire.SESSION_KEY, message.accepted.session),)
+            self.hosts += [RawConnection(self._address) for _ in range(self._num_hosts - 1)]
             for number, host in enumerate(self.hosts):
                 named = (*self._metadata, (wire.HOST_KEY, str(number)))
                 stream = host.call(wire.UPDATES, named, _Updates(self, number).take)
                 host.send(stream, self._wanted(number), last=True)
+                host.flush()
             self._handle(events.Heartbeat())
         elif message.HasField("event"):
             self._handle(syncer_event(message))
 
     def _wanted(self, host: int) -> bytes:
-        if len(self.hosts) == 1:
+        if self._num_hosts == 1:
             return b""
         cuts = [cut_message(cuts[host]) for cuts in self._cuts] * self._terms.num_fragments
         return pb.Wanted(arrays=cuts).SerializeToString()
@@ -326,13 +328,15 @@ def play(
 
     Returns steps and updates meanwhile, and by how many seconds a step began too late at most.
     """
-    selector = selectors.DefaultSelector()
-    for connection in (host for learner in learners for host in learner.hosts):
-        selector.register(connection.socket, selectors.EVENT_READ, connection)
+    selector, known = selectors.DefaultSelector(), set()
     begun = time.monotonic()
-    while not all(learner.ready for learner in learners):
+    while not known or not all(learner.ready for learner in learners):
         if time.monotonic() > begun + TIMEOUT:
             raise TimeoutError("not all learners have joined")
+        new = {host for learner in learners for host in learner.hosts} - known
+        for connection in new:
+            selector.register(connection.socket, selectors.EVENT_READ, connection)
+        known |= new
         for key, _ in selector.select(1.0):
             key.data.receive()
     pipe.send("connected")

@@ -13,21 +13,21 @@ MUTANTS = (
         MERGING,
     ),
     Mutant(
-        "merging: a learner that would not move counts in the mean of directions",
-        "pointing = jnp.where(norms > 0, shares, 0)",
-        "pointing = shares",
+        "merging: a learner that would not move does not count in the mean length",
+        "(shares * norms).sum() * _inverse(length)",
+        "(shares * norms).sum() / (shares * (norms > 0)).sum() * _inverse(length)",
         MERGING,
     ),
     Mutant(
         "merging: opposite directions have no fallback",
-        "degenerate = ~(agreement > DEGENERATE * pointing.sum())",
-        "degenerate = ~(agreement > 0)",
+        "return ~(length > self.shortest * (scales * norms).sum())",
+        "return ~(length > 0)",
         MERGING,
     ),
     Mutant(
         "merging: the degenerate case is scaled like the other",
-        "scale = jnp.where(degenerate, 1, jnp.dot(shares, norms) / agreement)",
-        "scale = jnp.dot(shares, norms) / agreement",
+        "return mix.merged(total, length, shares, norms, scales)",
+        "return MIXES[rule].merged(total, length, shares, norms, scales)",
         MERGING,
     ),
     Mutant(

@@ -100,7 +100,6 @@ _SETTINGS = {
         "the engine decides how often it starts a process again",
     ),
 }
-_PASSED_ON = ("JAX_", "LIBTPU_", "TFDS_", "XLA_")  # variables that every process has from this one
 
 
 def main(_) -> int:
@@ -181,7 +180,7 @@ def _ray(experiment) -> int:
         port=_PORT.value if flags.FLAGS["port"].present else 0,
     )
     kept = pathlib.Path(_KEPT.value) if _KEPT.value else None
-    own = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
+    own = {name: value for name, value in os.environ.items() if name.startswith(engines.PASSED_ON)}
     code = RayRun(experiment, workdir, resources, exit_code, program.print_err, own, kept).run(stop)
     ray.shutdown()
     return 128 + received[0] if received else code

@@ -110,7 +110,8 @@ def _templates() -> jinja2.Environment:
         "WIDTH": WIDTH,
         "HEIGHT": HEIGHT,
         **{one.__name__: one for one in (forms, strip, legend)},
-        **{one.__name__: one for one in (asset, advice, remedy, progress, about, figures, columns, hosts_of)},
+        **{one.__name__: one for one in (asset, advice, remedy, progress, about, figures, columns)},
+        **{one.__name__: one for one in (in_order, hosts_of)},
         **{one.__name__: one for one in (in_words, charts, where_time_went, limits, last_rounds)},
         **{one.__name__: one for one in (figures_of, settings_that_differ, losses_of)},
         "dumps": json.dumps,
@@ -168,6 +169,14 @@ def columns(view: RunView) -> dict[str, Callable[[LearnerView], str]]:
         for name, text_of in _COLUMNS.items()
         if name not in _IF_KNOWN or any(text_of(one) != "-" for one in view.learners)
     }
+
+
+def in_order(view: RunView, found: Sequence[Advice]) -> list[LearnerView]:
+    """The learners; of many, those with advice come first: a phone shows a few at a time."""
+    if len(view.learners) <= FEW:
+        return list(view.learners)
+    known = {one.learner for one in found}
+    return sorted(view.learners, key=lambda one: one.learner not in known)
 
 
 def hosts_of(one: LearnerView) -> tuple[list[HostView], list[HostView]]:

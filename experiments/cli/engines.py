@@ -8,6 +8,8 @@ from absl import flags
 
 from experiments.cli import program
 
+PASSED_ON = ("JAX_", "LIBTPU_", "TFDS_", "XLA_")  # variables that processes elsewhere have from this one
+
 
 def refuse_others(
     engine: str, engines: Sequence[str], instead: Mapping[tuple[str, str], str] | None = None

@@ -12,12 +12,11 @@ from typing import Any
 import ray
 
 from ddiloco.launch import processes
-from experiments.cli import program
+from experiments.cli import engines, exit_handling, program
 from experiments.studies import runs
 from experiments.studies.runs import PlannedRun
 
 _FAILED = 1
-_PASSED_ON = ("JAX_", "LIBTPU_", "TFDS_", "XLA_")  # variables that every run has from this process
 
 
 class RayCluster:
@@ -25,7 +24,8 @@ class RayCluster:
 
     def __init__(self, address: str | None, cpus: float, gpus: float) -> None:
         """`address`: of the cluster, None as `ray.init` finds or starts one; `cpus`, `gpus`: of a run."""
-        ray.init(address=address, log_to_driver=True)
+        with exit_handling.shielded():  # Ray's own processes outlive a Ctrl-C, until the runs are saved
+            ray.init(address=address)
         self._options = {"num_cpus": cpus, "num_gpus": gpus, "max_retries": -1}
         self._task = ray.remote(_run)
         self._under_way: dict[Any, PlannedRun] = {}  # by the future of its exit code
@@ -33,8 +33,8 @@ class RayCluster:
     def start(self, run: PlannedRun, sharers: int) -> None:
         """Has Ray start the run once there is room."""
         del sharers  # a node divides its cores by what its tasks asked for
-        own = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
-        own["PJRT_NPROC"] = str(max(1, int(self._options["num_cpus"])))
+        own = {name: value for name, value in os.environ.items() if name.startswith(engines.PASSED_ON)}
+        own["PJRT_NPROC"] = os.environ.get("PJRT_NPROC") or str(max(1, int(self._options["num_cpus"])))
         task = self._task.options(name=run.name, **self._options)
         self._under_way[task.remote(run, str(pathlib.Path.cwd()), own)] = run
 

@@ -11,6 +11,7 @@ from ddiloco.dashboard import study
 from ddiloco.telemetry.formatting import amount, number, seconds, size
 from experiments.studies import results
 
+_BEGINNING = 0.25  # share of a curve that is left out: the fall from the initial loss would flatten all else
 _OVER = {"tokens": "tokens", "bytes": "bytes over links", "seconds": ""}  # the last has the clock's name
 
 
@@ -55,7 +56,9 @@ def _curves(frame: pd.DataFrame, by: Sequence[str], x: str) -> Iterator[study.Cu
         together = list(zip(*histories, strict=False))
         xs = [statistics.fmean(score[x] for score in scores) for scores in together]
         losses = [statistics.fmean(score["loss"] for score in scores) for scores in together]
-        yield study.Curve(one.name, xs, losses)
+        first = next((i for i, at in enumerate(xs) if at >= _BEGINNING * xs[-1]), 0)
+        first = min(first, max(0, len(xs) - 2))
+        yield study.Curve(one.name, xs[first:], losses[first:])
 
 
 def _runs(frame: pd.DataFrame, names: Sequence[str]) -> Iterator[list[str]]:

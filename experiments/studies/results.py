@@ -108,7 +108,7 @@ class Study:
         write(stem, frame[frame.finished].to_dict("records"), text)
         self.draw(stem.with_suffix(".png"), frame)
         folders = [os.path.relpath(run.workdir, stem.parent) for run in self.planned]
-        page = pages.page(stem.parent.name, frame, self.by, self.columns, folders)
+        page = pages.page(stem.parent.resolve().name, frame, self.by, self.columns, folders)
         array_file.replace(stem.with_suffix(".html"), [page.encode()])
 
 

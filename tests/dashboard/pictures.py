@@ -1,6 +1,6 @@
 """Makes the pictures of a run's page in Chromium: `python -m tests.dashboard.pictures [NAME...]`.
 
-NAME is a picture of docs/dashboard.md, `sweep`, that of docs/studies.md (minutes), or `killed`, README's
+NAME is a picture of docs/dashboard.md, `sweep`, that of docs/studies.md, or `killed`, README's
 animation of processes of which one is killed.
 """
 
@@ -114,12 +114,21 @@ def animate(folder: pathlib.Path) -> None:
     )
 
 
+GRID = "sync.num_learners=1,2,4;outer.learning_rate=0.5,0.7,1.0;seed=0,1"
+
+
 def sweep(folder: pathlib.Path) -> None:
-    """The page of a sweep of runs half as long as its file has them."""
-    more = ["--config.train.steps=120", f"--config.data.data_dir={workbench.data_folder()}", "--jobs=2"]
-    command = [sys.executable, "-m", "experiments.sweep", "--sweep=configs/sweeps/learners_and_rates.py"]
-    environment = {**os.environ, "XLA_FLAGS": ""}
-    subprocess.run([*command, *more, f"--output={folder / 'rates'}"], check=True, env=environment)
+    """The page of a sweep of small loops."""
+    given = {"config": "configs/loop.py", "sweep": GRID, "output": folder / "rates", "jobs": 2}
+    settings = {"driver": "virtual", "train.steps": 80, "eval.every": 8}
+    given |= {f"config.{name}": value for name, value in settings.items()}
+    command = [
+        sys.executable,
+        "-m",
+        "experiments.sweep",
+        *(f"--{name}={value}" for name, value in given.items()),
+    ]
+    subprocess.run(command, check=True, env={**os.environ, "XLA_FLAGS": ""})
     screenshot(folder / "rates" / "sweep.html", 1240, 1000, False, DOCS / "sweep.png")
 
 

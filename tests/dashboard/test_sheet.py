@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from ddiloco.dashboard.advice import advice
 from ddiloco.dashboard.sheet import (
     WIDTH,
     charts,
@@ -82,6 +83,17 @@ def test_scores_stand_at_their_times_also_where_nobody_was_there_as_the_run_bega
     later = dataclasses.replace(view, started=20.0, summary={"started": 0.0, "eval_history": scores})
     [held_out] = [curve for curve in charts(later, [])[0].curves if curve.look == "curve global"]
     assert held_out.path.startswith(f"M{WIDTH * 50.0 / view.now:.1f} ")
+
+
+def test_of_many_learners_those_in_trouble_come_first(view_of):
+    view = view_of("lives")
+    order = lambda text: [int(n) for n in re.findall(r'id="r0-learner-(\d+)"', text)]  # noqa: E731
+    assert order(document([view])) == [one.learner for one in view.learners]
+    troubled = {one.learner for one in advice(view)} - {None}
+    more = [dataclasses.replace(view.learners[0], learner=n) for n in range(100, 160)]
+    many = order(document([dataclasses.replace(view, learners=[*more, *view.learners])]))
+    assert troubled and set(many[: len(troubled)]) == troubled
+    assert many[len(troubled) : len(troubled) + 60] == list(range(100, 160))
 
 
 def test_each_host_of_a_learner_has_a_row_and_of_many_those_in_trouble(view_of):

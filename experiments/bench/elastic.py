@@ -75,7 +75,7 @@ class Hosts:
 
 
 def run(quick: bool = False) -> list[dict]:
-    """Three outages of 20 s each, with 20 s between them (`quick`: one of 10 s), after one that compiles.
+    """Two outages of 15 s each, with 15 s between them (`quick`: one of 5 s), after one that compiles.
 
     Returns:
       Rows. `downscale`: mean seconds from the kill to the first step of the host that is left; reference:
@@ -84,7 +84,7 @@ def run(quick: bool = False) -> list[dict]:
       the model's, with these two times. `others`: the other learner's longest time between two steps while
       the first one changes; reference: at other times. `limit` is the reference, but for the first two.
     """
-    count, seconds = (1, 10.0) if quick else (3, 20.0)
+    count, seconds = (1, 5.0) if quick else (2, 15.0)
     with tempfile.TemporaryDirectory(prefix="ddiloco-bench-") as folder:
         workdir = pathlib.Path(folder) / "run"
         (compiled, *outages), over = _outages(workdir, 1 + count, seconds)

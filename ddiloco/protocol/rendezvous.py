@@ -10,6 +10,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+RESTART_SECONDS = 300.0
+"""That a group which was asked to leave has to come back; else hosts whose start takes longer than they wait
+for each other would grow and shrink by turns."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Form:
@@ -57,6 +61,7 @@ class Rendezvous:
         self._waiting: dict[int, float] = {}  # since when
         self._training: set[int] = set()  # hosts of the group that are connected
         self._free_since = 0.0  # when the last group ended
+        self._expected: set[int] = set()  # hosts that are to come back, as they were asked to
 
     @property
     def empty(self) -> bool:
@@ -100,11 +105,14 @@ class Rendezvous:
                 return None
             if there < self.count and now < first + self.timeout:
                 return None
-            self.dissolving = True
+            self.dissolving, self._expected = True, {*self.group}
             return Dissolve(self.group)
-        there = len(self._waiting)
-        if there < self.count and now < max(first, self._free_since) + self.timeout:
+        there, wait = len(self._waiting), self.timeout
+        if not self._expected <= self._waiting.keys():
+            wait = max(wait, RESTART_SECONDS)
+        if there < self.count and now < max(first, self._free_since) + wait:
             return None
+        self._expected = set()
         self.group = tuple(sorted(self._waiting)[: self._size(there)])
         self._training = set(self.group)
         for host in self.group:

@@ -75,7 +75,7 @@ class Hosts:
 
 
 def run(quick: bool = False) -> list[dict]:
-    """Three outages of 20 s each, with 20 s between them (`quick`: one of 10 s), after one that compiles.
+    """Two outages of 15 s each, with 15 s between them (`quick`: one of 5 s), after one that compiles.
 
     Returns:
       Rows. `downscale`: mean seconds from the kill to the first step of the host that is left; reference:
@@ -84,7 +84,7 @@ def run(quick: bool = False) -> list[dict]:
       the model's, with these two times. `others`: the other learner's longest time between two steps while
       the first one changes; reference: at other times. `limit` is the reference, but for the first two.
     """
-    count, seconds = (1, 10.0) if quick else (3, 20.0)
+    count, seconds = (1, 5.0) if quick else (2, 15.0)
     with tempfile.TemporaryDirectory(prefix="ddiloco-bench-") as folder:
         workdir = pathlib.Path(folder) / "run"
         (compiled, *outages), over = _outages(workdir, 1 + count, seconds)
@@ -98,9 +98,9 @@ def run(quick: bool = False) -> list[dict]:
         if begun <= line["time"] < over:
             lines.enter(0, State(line["state"]), line["time"], line["chips"])
     measured, modelled = lines.goodput(over), _modelled(begun, outages, over, down, up)
-    gaps = [(b - a, a) for a, b in itertools.pairwise(other) if begun <= a < over]
-    changing = [gap for gap, at in gaps if any(_changes(one, at) for one in outages)]
-    steady = [gap for gap, at in gaps if not any(_changes(one, at) for one in outages)]
+    gaps = [(a, b) for a, b in itertools.pairwise(other) if begun <= a < over]
+    changing = [b - a for a, b in gaps if any(_changes(one, a, b) for one in outages)]
+    steady = [b - a for a, b in gaps if not any(_changes(one, a, b) for one in outages)]
     spread = {"down_seconds": [one.alone - one.killed for one in outages]}
     spread["up_seconds"] = [one.together - one.stopped for one in outages]
     return [
@@ -111,9 +111,9 @@ def run(quick: bool = False) -> list[dict]:
     ]
 
 
-def _changes(one: Outage, at: float) -> bool:
-    """Whether the first learner changes the number of its hosts."""
-    return one.killed <= at < one.alone or one.stopped <= at < one.together
+def _changes(one: Outage, since: float, until: float) -> bool:
+    """Whether the first learner changes the number of its hosts meanwhile."""
+    return (since < one.alone and one.killed < until) or (since < one.together and one.stopped < until)
 
 
 def _modelled(begun: float, outages: list[Outage], over: float, down: float, up: float) -> float:

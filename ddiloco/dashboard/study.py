@@ -22,7 +22,7 @@ class StudyView(NamedTuple):
     runs: Rows
 
 
-class Curve(NamedTuple):
+class LossCurve(NamedTuple):
     """Scores of a point, against what they are drawn over."""
 
     label: str
@@ -35,7 +35,7 @@ def document(study: StudyView) -> str:
     return sheet.render("study.html", study=study, views=(), live=False, inline=True)
 
 
-def losses(over: str, curves: Sequence[Curve]) -> Chart | None:
+def losses(over: str, curves: Sequence[LossCurve]) -> Chart | None:
     """The curves' losses over `over`; only the first few have a colour, so the best come first."""
     lines = [
         ChartLine(curve.label, curve.xs, curve.losses, place if place < COLOURS else None)

@@ -51,7 +51,7 @@ def plan(fleet: LaunchedRun, slurm: Slurm) -> LaunchPlan:
     return LaunchPlan({name: filled(f"slurm_{name}", **values) for name in names}, [["./submit.sh"]])
 
 
-class Command(NamedTuple):
+class ArrayTask(NamedTuple):
     """The arguments of one of many runs, and those that are added where the job was in the queue before."""
 
     arguments: Sequence[str]
@@ -69,7 +69,7 @@ class Nodes:
     at_once: int | None = None  # tasks that run at a time; None: as many as there is room for
 
 
-def plan_runs(name: str, module: str, runs: Sequence[Command], nodes: Nodes) -> LaunchPlan:
+def plan_runs(name: str, module: str, runs: Sequence[ArrayTask], nodes: Nodes) -> LaunchPlan:
     """The batch script of an array with a task for each run of `python -m MODULE`, and its submission.
 
     A task that is told to leave continues later. One that fails is tried three times more.

@@ -27,7 +27,7 @@ def submit(planned: Sequence[PlannedRun], nodes: slurm.Nodes, folder: pathlib.Pa
     lacking = [run for run in planned if run.lacks() is not None]
     if not lacking:
         return 0
-    commands = [slurm.Command(run.command(), run.again()) for run in lacking]
+    commands = [slurm.ArrayTask(run.command(), run.again()) for run in lacking]
     plan = slurm.plan_runs(folder.parent.name, runs.PROGRAM, commands, nodes)
     with program.os_errors_as_usage("output", folder):
         plan.write(folder)

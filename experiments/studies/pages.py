@@ -42,7 +42,7 @@ def page(
     )
 
 
-def _curves(frame: pd.DataFrame, by: Sequence[str], x: str) -> Iterator[study.Curve]:
+def _curves(frame: pd.DataFrame, by: Sequence[str], x: str) -> Iterator[study.LossCurve]:
     """The scores of each point, the best first: means over its seeds, of the scores that all of them have."""
     groups = [own for _, own in frame.groupby(results.keys(frame, by), sort=False)]
     for one in results.ranked(frame, by):
@@ -58,7 +58,7 @@ def _curves(frame: pd.DataFrame, by: Sequence[str], x: str) -> Iterator[study.Cu
         losses = [statistics.fmean(score["loss"] for score in scores) for scores in together]
         first = next((i for i, at in enumerate(xs) if at >= _BEGINNING * xs[-1]), 0)
         first = min(first, max(0, len(xs) - 2))
-        yield study.Curve(one.name, xs[first:], losses[first:])
+        yield study.LossCurve(one.name, xs[first:], losses[first:])
 
 
 def _runs(frame: pd.DataFrame, names: Sequence[str]) -> Iterator[list[str]]:

@@ -112,7 +112,7 @@ def test_axe_finds_nothing_wrong(judged, view_of, width, dark):
 
 @LOOKS
 def test_axe_finds_nothing_wrong_with_a_study(judged, width, dark):
-    curves = [study.Curve(f"rate={n}", [1.0, 2.0], [3.0, 2.0 + n]) for n in range(10)]
+    curves = [study.LossCurve(f"rate={n}", [1.0, 2.0], [3.0, 2.0 + n]) for n in range(10)]
     rows = [["rate", "held-out loss"], *([f"{n}", "2.0000 ± 0.1000"] for n in range(10))]
     charts = [study.losses("tokens", curves)]
     shown = study.StudyView("rates", "2 of 2 runs", ["Best: rate=0", "Within"], charts, rows, rows)

@@ -131,7 +131,7 @@ def test_a_machine_without_slurm_is_told(told, tmp_path, monkeypatch):
 
 def test_settings_keep_their_spaces(commands, told, tmp_path):
     nodes = slurm.Nodes(str(ROOT))
-    command = slurm.Command(["--config.virtual.latency=(0.1, 0.2)"], [])
+    command = slurm.ArrayTask(["--config.virtual.latency=(0.1, 0.2)"], [])
     slurm.plan_runs("sweep", "experiments.train", [command], nodes).write(tmp_path / "sweep" / "slurm")
     assert task(commands, tmp_path, 0) == 0
     (call,) = commands.calls("python")

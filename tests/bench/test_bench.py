@@ -13,7 +13,6 @@ SLOW = (
     "learner",
     "syncer",
     "hosts",
-    "elastic",
     "fanin",
     "memory",
     "accelerator",

@@ -12,7 +12,7 @@ from experiments.cli import program
 from experiments.cli.tables import markdown
 
 NAMES = ("learner", "merge", "donation", "memory", "snapshot", "tape", "schedules")
-NAMES += ("protocol", "guard", "syncer", "fanin", "hosts", "accelerator", "receipts")
+NAMES += ("protocol", "guard", "syncer", "fanin", "hosts", "elastic", "accelerator", "receipts")
 _FUNCTIONS = {  # of benchmarks that are not `run` of the module of their name
     "guard": "merge:run_guard",
     "donation": "stepping:run_donation",

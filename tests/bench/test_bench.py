@@ -13,6 +13,7 @@ SLOW = (
     "learner",
     "syncer",
     "hosts",
+    "elastic",
     "fanin",
     "memory",
     "accelerator",

@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
 from ddiloco.config import REFUSED, ConfigError
-from ddiloco.launch import processes, supervisor
+from ddiloco.launch import processes
 from ddiloco.launch.assignment import ASKED, PREFIX, SIGNALLED
 from ddiloco.launch.ports import reserved_port, reserved_ports
 from ddiloco.settings.experiment import Experiment, task_of
@@ -431,14 +431,14 @@ def _with_tokens(environment: Mapping[str, str], learners: int) -> dict[str, str
 
 def _shards(
     count: int, shared: Sequence[str], environment: Mapping[str, str], held: contextlib.ExitStack
-) -> list[supervisor.Role]:
+) -> list[Role]:
     """The roles of a syncer's shards beside the first, each with a port that is `held` for it."""
     return [
-        supervisor.Role(
+        Role(
             f"shard {shard} of the syncer",
             "experiments.syncer",
             [*shared, f"--shard={shard}", f"--listen=127.0.0.1:{held.enter_context(reserved_port())}"],
-            supervisor.syncer_environment(environment),
+            syncer_environment(environment),
             RESTARTED,
         )
         for shard in range(1, count)
@@ -455,7 +455,7 @@ class FailureStudy:
       played: by learner, the module that runs instead of experiments.learner; no spare replaces it.
     """
 
-    observe: supervisor.Observe = lambda name, pid, code: None
+    observe: Observe = lambda name, pid, code: None
     route: Callable[[int, str], str] = lambda learner, address: address
     played: Mapping[int, str] = dataclasses.field(default_factory=dict)
 
@@ -490,11 +490,11 @@ def run_all(
         address = f"127.0.0.1:{port}"
         environment = _with_tokens(os.environ, count)
         shared = [*config, f"--workdir={workdir}"]
-        syncer = supervisor.Role(
+        syncer = Role(
             "the syncer",
             "experiments.syncer",
             [*shared, f"--listen={address}", *(["--resume"] if resume else [])],
-            supervisor.syncer_environment(environment),
+            syncer_environment(environment),
             again=["--resume", *RESTARTED],
             begun=_begun(workdir, resume),
             alone=["--finish"],
@@ -506,33 +506,33 @@ def run_all(
         learners = []
         for m in range(count):
             route, hosts = study.route(m, address), experiment.hosts(m)
-            learner = supervisor.Role(
+            learner = Role(
                 f"learner {m}",
                 played.get(m, "experiments.learner"),
                 [*shared, f"--syncer={route}", f"--learner_id={m}", *(profiled if m == 0 else [])],
-                supervisor.learner_environment(m, count, environment, hosts=hosts),
+                learner_environment(m, count, environment, hosts=hosts),
                 again=[] if m in played else RESTARTED,
                 assignment="" if m in played else f"{m} {route}",
                 hosts=hosts,
             )
             together = experiment.remote.min_hosts is None or hosts == 1
             learners += [learner] if together else _roles_of_hosts(learner)
-        evaluator = supervisor.Role(
+        evaluator = Role(
             "the evaluator",
             "experiments.evaluator",
             [*config, f"--workdir={workdir}"],
-            supervisor.evaluator_environment(count, os.environ),
+            evaluator_environment(count, os.environ),
             RESTARTED,
         )
         spares = [
-            supervisor.Role(
+            Role(
                 f"spare {n}",
                 "experiments.learner",
                 [*shared, "--spare", *RESTARTED],  # it stands in for one
-                supervisor.learner_environment(0, count, environment),
+                learner_environment(0, count, environment),
             )
             for n in range(experiment.remote.spares)
         ]
-        roles = supervisor.Roles(syncer, learners, shards, spares, evaluator if scored else None)
-        watched = supervisor.Supervisor(roles, experiment.remote, note, workdir, study.observe)
+        roles = Roles(syncer, learners, shards, spares, evaluator if scored else None)
+        watched = Supervisor(roles, experiment.remote, note, workdir, study.observe)
         return watched.run(stop)

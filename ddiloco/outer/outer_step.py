@@ -83,8 +83,10 @@ class OuterStep:
             _stepping(self._config, shape)
             for codec in self._config.codecs:
                 _measuring(shape, codec, self._of_parameters)
-                for more in (False, True)[: (1 + several) * (rule in MIXES)]:
-                    self._adding(shape, codec, more)
+                if rule in MIXES:
+                    self._adding(shape, codec, more=False)
+                if rule in MIXES and several:
+                    self._adding(shape, codec, more=True)
             if rule not in MIXES:
                 self._merging(rule, shape)
         if self._encode is not None:

@@ -147,7 +147,7 @@ def test_all_processes_of_a_learner_end_with_one_and_come_back_as_one(programs, 
 
     def kept():
         """Copies of the inner state that both hosts have."""
-        files = list((tmp_path / "copies" / "0").glob("state.*"))
+        files = list((tmp_path / "copies" / "learners" / "0").glob("state.*"))
         own = [{path.suffix for path in files if path.stem.endswith(f".{host}")} for host in (0, 1)]
         return own[0] & own[1]
 

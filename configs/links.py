@@ -64,10 +64,9 @@ def get_comparison(fleets: str = "counted") -> list[dict[str, Any]]:
     preset, *names = fleets.split(",")
     if preset not in ("counted", "trained"):
         preset, names = "counted", [preset, *names]
-    sent = _sent(get_config(preset))
     rows = []
     for name in names or (FLEETS if preset == "counted" else TRAINED):
-        settings = _settings(name, sent)
+        settings = fleet(name, preset)
         for rule in RULES:
             row = {"label": f"{name}, {rule}", "preset": preset, "sync.grace": rule, **settings}
             rows.append(row if rule == RULES[0] else {**row, "against": f"{name}, {RULES[0]}"})
@@ -82,8 +81,8 @@ def _sent(config: ConfigDict) -> float:
     return 4 * num_parameters(parse(config).model) / config.sync.interval
 
 
-def _settings(name: str, sent: float) -> dict[str, Any]:
-    """Those of a fleet; `sent`: bytes that a learner sends a step.
+def fleet(name: str, preset: str = "counted") -> dict[str, Any]:
+    """The settings of a fleet, with links for the bytes of this preset.
 
     Raises:
       ConfigError: there is no such fleet.
@@ -109,6 +108,7 @@ def _settings(name: str, sent: float) -> dict[str, Any]:
             "virtual.step_seconds": (chaos.STEP_SECONDS,),
         },
     }
+    sent = _sent(get_config(preset))
     settings: dict[str, Any] = {"sync.num_learners": learners}
     for word in words:
         if word not in known:

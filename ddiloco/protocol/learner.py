@@ -344,17 +344,20 @@ class LearnerCore:
     def _go_on_after(self, data: Watermark) -> str | None:
         """The position behind `data`, the furthest work that may be merged; None: the present position.
 
-        A shard may know fewer of the learner's lives than others: if it names the one before the present
-        life, the data continue behind its work, unless they are already as far.
+        A shard may know fewer of the learner's lives than others, or another process that lived beside this
+        one: while others have this one's work, the data continue behind what that shard names, unless they
+        are as far already, or it names a life before the one that they continue behind.
         """
         begins = not self._life
         if begins:
             self._life = max(self.incarnations)
         if not begins and (data.life == self._life or goes_on_after(self._began, self._left, data)):
             return None
-        behind_it = self._began_at + data.steps - self._began.steps  # its own steps when data stood there
-        as_far = data.life == self._began.life and behind_it <= self._steps
-        elsewhere = not begins and len(self._sessions) > 1 and (as_far or data.life != self._began.life)
+        behind_it = data.steps  # its own steps when data stood there; of one beside it, had both begun alike
+        if data.life == self._began.life:
+            behind_it += self._began_at - self._began.steps
+        as_far = data.life >= self._began.life and behind_it <= self._steps
+        elsewhere = not begins and len(self._sessions) > 1 and (as_far or data.life < self._began.life)
         self._began, self._began_at = data.bare, behind_it if as_far and elsewhere else self._steps
         return None if elsewhere else data.position
 

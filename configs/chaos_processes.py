@@ -24,7 +24,7 @@ STEP_SECONDS = 0.2
 def get_config(preset: str = "default") -> ConfigDict:
     """The settings of the run: a tiny model, 0.15M parameters, and as many steps as the faults need."""
     chaos = get_chaos(preset)
-    config = dense.begin("tiny")
+    config = dense.begin("tiny,paper")
     config.driver = "remote"
     config.model.num_layers, config.model.model_dim, config.model.mlp_dim = 2, 64, 176
     config.train.batch_size = 4

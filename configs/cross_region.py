@@ -29,7 +29,7 @@ def get_config(preset: str = "decoupled,int4,5,5") -> ConfigDict:
         gbit, seconds = map(float, link)
     except ValueError:
         raise ConfigError("must be ALGORITHM,CODEC,GBIT,SECONDS") from None
-    config = dense.get_config(f"9b,{algorithm}")
+    config = dense.get_config(f"9b,{algorithm},paper")
     config.model.update(num_layers=48, model_dim=3840, mlp_dim=15_360)
     config.driver = "virtual"
     config.sync.num_learners = 4

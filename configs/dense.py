@@ -1,6 +1,6 @@
 """Dense decoder-only language models, trained with Decoupled DiLoCo.
 
-  python -m experiments.train --config=configs/dense.py[:SIZE][,ALGORITHM] [--config.any.field=value]
+  python -m experiments.train --config=configs/dense.py[:SIZE][,ALGORITHM][,EXCHANGE] [--config.any.field=value]
   python -m experiments.compare --config=configs/dense.py[:SIZE]
 
 SIZE
@@ -11,6 +11,9 @@ SIZE
 ALGORITHM
   decoupled (default), streaming, diloco   presets of one machinery
   data_parallel, lone_learner              baselines: all learners' batches in one, or learner 0 alone
+EXCHANGE
+  frequent  every 6 steps in four bits, both ways: less loss for half of the bytes (default)
+  paper     every 24 steps in float32
 """
 
 from ml_collections import ConfigDict, config_dict
@@ -21,11 +24,12 @@ OF_ONE_ACCELERATOR = ("160m", "400m", "1b")
 OF_MANY = ("2b", "5b", "9b")
 SIZES = ("tiny", "small", *OF_ONE_ACCELERATOR, *OF_MANY)
 ALGORITHMS = ("decoupled", "streaming", "diloco", "data_parallel", "lone_learner")
+EXCHANGES = ("frequent", "paper")
 
 
 def get_config(preset: str = "tiny") -> ConfigDict:
-    """The settings of `SIZE`, `ALGORITHM` or `SIZE,ALGORITHM`."""
-    config, (size, _) = begin(preset), sections.words(preset, SIZES, ALGORITHMS)
+    """The settings of `SIZE,ALGORITHM,EXCHANGE`; any of them may be left out."""
+    config, (size, *_) = begin(preset), sections.words(preset, SIZES, ALGORITHMS, EXCHANGES)
     if size == "tiny":  # found by a sweep: docs/results/quality.md
         config.inner.optimizer, config.inner.learning_rate = "muon", 0.012
     return config
@@ -33,7 +37,7 @@ def get_config(preset: str = "tiny") -> ConfigDict:
 
 def begin(preset: str) -> ConfigDict:
     """The same without a tuned inner optimizer: what other configs begin with."""
-    size, algorithm = sections.words(preset, SIZES, ALGORITHMS)
+    size, algorithm, exchange = sections.words(preset, SIZES, ALGORITHMS, EXCHANGES)
     config = sections.run("dense")
     config.model = model(size)
     if size != "tiny":  # which has the defaults of all these
@@ -55,6 +59,10 @@ def begin(preset: str) -> ConfigDict:
         config.sync.num_learners = 8  # the paper's
     elif size in ("tiny", "small"):
         config.sync.num_fragments = 12  # small models have few tensors
+
+    if exchange == "frequent":  # found by configs/exchange.py: docs/results/quality.md
+        config.sync.interval = 6
+        config.outer.codec = config.outer.update_codec = "int4"
 
     config.algorithm = algorithm
     config.sync.rebase = algorithm == "decoupled"  # loses no work: docs/results/merged_share.md

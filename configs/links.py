@@ -46,7 +46,7 @@ COLUMNS = (  # of the table
 def get_config(preset: str = "counted") -> ConfigDict:
     """The settings of all fleets: `counted`, the tiny preset without arrays, or `trained`, the micro one."""
     (preset,) = sections.words(preset, ("counted", "trained"))
-    config = dense.get_config("tiny") if preset == "counted" else micro.get_config("dense")
+    config = dense.get_config("tiny,paper") if preset == "counted" else micro.get_config("dense")
     config.driver = "virtual"
     config.sync.num_learners = 8
     config.virtual.step_variation = 0.1

@@ -13,7 +13,7 @@ from configs import dense
 
 def get_config(algorithm: str = "decoupled") -> ConfigDict:
     """The settings around a loop: those of the tiny preset, for a loop with few parameters."""
-    config = dense.get_config(f"tiny,{algorithm}")
+    config = dense.get_config(f"tiny,{algorithm},paper")
     del config.data, config.inner, config.sample  # a loop has its own
     config.model = ConfigDict()
     config.model.name = "loop"

@@ -51,7 +51,7 @@ def get_config(preset: str = "decoupled") -> ConfigDict:
     """The settings of configs/micro.py, of this algorithm, or with `tiny,ALGORITHM` of configs/dense.py."""
     size, algorithm = sections.words(preset, ("micro", "tiny"), dense.ALGORITHMS)
     tiny = size == "tiny"
-    config = dense.get_config(preset) if tiny else micro.get_config(algorithm)
+    config = dense.get_config(f"{preset},paper") if tiny else micro.get_config(algorithm)
     config.update_from_flattened_dict(TINY if tiny else SETTINGS)
     return config
 

@@ -39,7 +39,7 @@ UNEVEN_EIGHT = {
 def get_config(preset: str = "dense") -> ConfigDict:
     """The settings of `FAMILY`, `ALGORITHM` or `FAMILY,ALGORITHM`."""
     family, algorithm = sections.words(preset, tuple(FAMILIES), dense.ALGORITHMS)
-    config = FAMILIES[family].get_config(f"tiny,{algorithm}")
+    config = FAMILIES[family].get_config(f"tiny,{algorithm},paper")
     config.driver = "virtual"
     config.model.num_layers = 2
     if family == "vit":
@@ -66,7 +66,7 @@ def get_config(preset: str = "dense") -> ConfigDict:
 def or_tiny(family: str, algorithm: str = "decoupled") -> ConfigDict:
     """The settings of a family here, or with "tiny" those of the tiny dense model."""
     if family == "tiny":
-        return dense.get_config(f"tiny,{algorithm}")
+        return dense.get_config(f"tiny,{algorithm},paper")
     return get_config(f"{family},{algorithm}")
 
 

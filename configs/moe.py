@@ -1,6 +1,6 @@
 """Mixture-of-experts language models: configs/dense.py with a choice of experts by token in place of the MLP.
 
-  python -m experiments.train --config=configs/moe.py[:SIZE][,ALGORITHM] [--config.any.field=value]
+  python -m experiments.train --config=configs/moe.py[:SIZE][,ALGORITHM][,EXCHANGE] [--config.any.field=value]
   python -m experiments.compare --config=configs/moe.py[:SIZE]
 
 SIZE         parameters, activated by a token (--dry_run prints both)
@@ -19,9 +19,9 @@ SIZES = ("tiny", "small", "2.8b", "3.8b")
 
 
 def get_config(preset: str = "tiny") -> ConfigDict:
-    """The settings of `SIZE`, `ALGORITHM` or `SIZE,ALGORITHM`."""
-    size, algorithm = sections.words(preset, SIZES, dense.ALGORITHMS)
-    config = dense.begin(f"{_dense(size)},{algorithm}")
+    """The settings of `SIZE,ALGORITHM,EXCHANGE`; any of them may be left out."""
+    size, algorithm, exchange = sections.words(preset, SIZES, dense.ALGORITHMS, dense.EXCHANGES)
+    config = dense.begin(f"{_dense(size)},{algorithm},{exchange}")
     config.model = model(size)
     if size == "tiny":  # found by a sweep: docs/results/quality.md
         config.inner.optimizer, config.inner.learning_rate = "muon", 0.012

@@ -1,6 +1,6 @@
 """Text and vision in one decoder that captions images, trained with Decoupled DiLoCo.
 
-  python -m experiments.train --config=configs/multimodal.py[:SIZE][,ALGORITHM] [--config.any.field=value]
+  python -m experiments.train --config=configs/multimodal.py[:SIZE][,ALGORITHM][,EXCHANGE] [--config.any.field=value]
   python -m experiments.compare --config=configs/multimodal.py[:SIZE]
 
 SIZE
@@ -22,9 +22,9 @@ SIZES = ("tiny", "small")
 
 
 def get_config(preset: str = "tiny") -> ConfigDict:
-    """The settings of `SIZE`, `ALGORITHM` or `SIZE,ALGORITHM`."""
-    size, algorithm = sections.words(preset, SIZES, dense.ALGORITHMS)
-    config = dense.begin(f"{size},{algorithm}")
+    """The settings of `SIZE,ALGORITHM,EXCHANGE`; any of them may be left out."""
+    size, algorithm, exchange = sections.words(preset, SIZES, dense.ALGORITHMS, dense.EXCHANGES)
+    config = dense.begin(f"{size},{algorithm},{exchange}")
     config.model = model(size)
     config.data = data(size)
     config.sample = sections.section(CaptionsConfig)

@@ -1,6 +1,6 @@
 """Vision transformers that classify images, trained with Decoupled DiLoCo.
 
-  python -m experiments.train --config=configs/vit.py[:SIZE][,ALGORITHM] [--config.any.field=value]
+  python -m experiments.train --config=configs/vit.py[:SIZE][,ALGORITHM][,EXCHANGE] [--config.any.field=value]
   python -m experiments.compare --config=configs/vit.py[:SIZE]
 
 SIZE
@@ -23,9 +23,9 @@ SIZES = ("tiny", "small", "base")
 
 
 def get_config(preset: str = "tiny") -> ConfigDict:
-    """The settings of `SIZE`, `ALGORITHM` or `SIZE,ALGORITHM`."""
-    size, algorithm = sections.words(preset, SIZES, dense.ALGORITHMS)
-    config = dense.begin(f"{'tiny' if size == 'tiny' else 'small'},{algorithm}")
+    """The settings of `SIZE,ALGORITHM,EXCHANGE`; any of them may be left out."""
+    size, algorithm, exchange = sections.words(preset, SIZES, dense.ALGORITHMS, dense.EXCHANGES)
+    config = dense.begin(f"{'tiny' if size == 'tiny' else 'small'},{algorithm},{exchange}")
     config.model = model(size)
     config.data = data(size)
     del config.sample  # there is nothing to show

@@ -22,5 +22,5 @@ SEEDS = (0, 1, 2)
 def get_sweep() -> list[dict]:
     """Runs of each codec, and of int4 with error feedback."""
     run = {"train.steps": 240, "eval.every": 0, "sample.tokens": 0}
-    run |= {"config": "configs/dense.py:tiny", "driver": "virtual"}
+    run |= {"config": "configs/dense.py:tiny,paper", "driver": "virtual"}
     return [{**run, **codec, "seed": seed} for seed in SEEDS for codec in CODECS]

@@ -19,7 +19,7 @@ def get_sweep() -> list[dict]:
     """One run of each optimizer under each algorithm, on the tiny preset."""
     run = {"driver": "virtual", "train.steps": 240, "eval.every": 0, "sample.tokens": 0}
     return [
-        {"config": f"configs/dense.py:tiny,{algorithm}", **optimizer, **run}
+        {"config": f"configs/dense.py:tiny,{algorithm},paper", **optimizer, **run}
         for algorithm in ALGORITHMS
         for optimizer in OPTIMIZERS
     ]

@@ -54,7 +54,7 @@ def _tried(family: str, optimizer: str, inner: float, outer: float | None) -> di
 def _point(family: str, algorithm: str, **settings) -> dict:
     sample = {} if family == "vit" else {"sample.tokens": 0}
     return {
-        "config": f"configs/{family}.py:tiny,{algorithm}",
+        "config": f"configs/{family}.py:tiny,{algorithm},paper",
         **baselines.SCORED_AT_THE_END,
         **sample,
         **settings,

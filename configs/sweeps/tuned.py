@@ -22,7 +22,7 @@ from typing import Any
 from configs import baselines, dense, micro, sections, tuned
 
 SHORT = {
-    "config": "configs/dense.py:tiny,decoupled",
+    "config": "configs/dense.py:tiny,decoupled,paper",
     "train.tokens": baselines.budget(dense.get_config("tiny")),
     "outer.learning_rate": 0.5,
     "data.interleave": 8,

@@ -8,7 +8,7 @@
 
 def get_sweep() -> list[dict]:
     """f32, int8 and int4 downwards; learners send what they send in f32."""
-    run = {"config": "configs/dense.py:tiny", "driver": "virtual", "eval.every": 0, "sample.tokens": 0}
+    run = {"config": "configs/dense.py:tiny,paper", "driver": "virtual", "eval.every": 0, "sample.tokens": 0}
     return [
         {**run, "outer.update_codec": codec, "train.steps": steps, "seed": seed}
         for steps in (240, 480)

@@ -137,11 +137,13 @@ def test_the_order_of_presets_is_free_and_each_has_a_default():
         dense.get_config("tiny,diloco,small")
 
 
-def test_the_tiny_preset_is_the_defaults_of_all_settings_but_for_its_fewer_fragments_rebase_and_muon():
-    fewer = {"sync": {"num_fragments": 12, "rebase": True}}
+def test_the_tiny_preset_is_the_defaults_but_for_fragments_rebase_and_muon_and_how_often_learners_meet():
+    paper = {"sync": {"num_fragments": 12, "rebase": True}}
     assert parse(sections.run("dense")) == parse({})
-    assert parse(dense.begin("tiny")) == parse(fewer)
-    tuned = {**fewer, "inner": {"optimizer": "muon", "learning_rate": 0.012}}
+    assert parse(dense.begin("tiny,paper")) == parse(paper)
+    frequent = {"sync": {**paper["sync"], "interval": 6}}
+    frequent["outer"] = {"codec": "int4", "update_codec": "int4"}
+    tuned = {**frequent, "inner": {"optimizer": "muon", "learning_rate": 0.012}}
     assert parse(dense.get_config("tiny")) == parse(tuned)
 
 
@@ -243,7 +245,7 @@ def test_settings_say_who_must_share_them():
             "config.eval.devices: is 1, but must be 0 but for learners of driver local and an eval.every",
         ),
         ({"sync.quorum": 5}, "config.sync.quorum: is 5, but must be at most num_learners, 4"),
-        ({"sync.max_run_ahead": 24}, "config.sync.max_run_ahead: is 24, but must be below interval, 24"),
+        ({"sync.max_run_ahead": 6}, "config.sync.max_run_ahead: is 6, but must be below interval, 6"),
         ({"sync.max_run_ahead": 1}, "config.sync.max_run_ahead: is bounded, so quorum must be None"),
         ({"sync.gamma": 1.0}, "config.sync.gamma: is 1.0, but must be at least 0.0 and below 1.0"),
         (

@@ -36,7 +36,7 @@ def simulated_devices():
 
 
 def config(**settings):
-    found = program.load_config("configs/dense.py:tiny")
+    found = program.load_config("configs/dense.py:tiny,paper")
     found.model.update(num_layers=1, model_dim=16, num_heads=2, num_kv_heads=1, head_dim=8, mlp_dim=32)
     found.sync.update(num_fragments=2, num_learners=1)
     found.inner.optimizer = "adamw"  # takes half of Muon's time to compile

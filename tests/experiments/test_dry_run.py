@@ -98,7 +98,7 @@ def test_processes_are_told_with_the_share_of_each_host_and_the_evaluator_if_the
 
 
 def test_a_decoupled_run_moves_every_fragment_once_an_interval():
-    experiment = parse(program.load_config("configs/dense.py:tiny"))
+    experiment = parse(program.load_config("configs/dense.py:tiny,paper"))
     layout = assembly_of(experiment).layout
     moved = bandwidth(experiment, layout)
     assert moved.mean == sum(layout.bytes) / 24
@@ -107,12 +107,12 @@ def test_a_decoupled_run_moves_every_fragment_once_an_interval():
 
 
 def test_a_codec_makes_what_goes_up_smaller_and_needs_an_anchor_on_the_devices():
-    plain = parse(program.load_config("configs/dense.py:small"))
+    plain = parse(program.load_config("configs/dense.py:small,paper"))
     layout = assembly_of(plain).layout
     assert bandwidth(plain, layout, "bf16").mean == bandwidth(plain, layout).mean / 2
     share = bandwidth(plain, layout, "int4").peak / bandwidth(plain, layout).peak
     assert share == pytest.approx((4 + 32 / 128) / 32, rel=1e-3)
-    config = program.load_config("configs/dense.py:tiny")
+    config = program.load_config("configs/dense.py:tiny,paper")
     config.mesh.update(data=-1, fsdp=1)
     config.outer.codec = "int4"
     kept = re.search(
@@ -126,7 +126,7 @@ def test_a_codec_makes_what_goes_up_smaller_and_needs_an_anchor_on_the_devices()
 
 
 def test_where_codecs_differ_each_one_s_bytes_are_told_and_all_keep_anchors():
-    config = program.load_config("configs/dense.py:tiny")
+    config = program.load_config("configs/dense.py:tiny,paper")
     config.sync.rebase, config.mesh.data, config.mesh.fsdp = False, -1, 1
     config.outer.codec = "f32,int4,f32,f32"
     told = describe(parse(config))
@@ -139,7 +139,7 @@ def test_where_codecs_differ_each_one_s_bytes_are_told_and_all_keep_anchors():
 
 
 def test_what_late_offers_take_is_told_only_where_they_are_merged():
-    config = program.load_config("configs/dense.py:tiny")
+    config = program.load_config("configs/dense.py:tiny,paper")
     sizes = assembly_of(parse(config)).layout.bytes
     told = re.search(
         r"offers miss their rounds: syncer ([\d.]+) MiB, learner up to ([\d.]+) MiB;$",

@@ -137,7 +137,7 @@ def _outages(workdir: pathlib.Path, count: int, seconds: float) -> tuple[list[Ou
     """Has host 1 killed so often; also when all was over."""
     started: list[subprocess.Popen] = []
     given = [f"--config.{name}={value}" for name, value in SETTINGS.items()]
-    shared = ["--config=configs/dense.py:tiny", *given, f"--workdir={workdir}"]
+    shared = ["--config=configs/dense.py:tiny,paper", *given, f"--workdir={workdir}"]
     environment = {**os.environ, "CI": "true", "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
     environment["PJRT_NPROC"] = "1"
 

@@ -90,14 +90,14 @@ def _settings(width: int, layers: int) -> dict[str, object]:
 
 def _layout(width: int, layers: int) -> FragmentLayout:
     overrides = [[name, str(value)] for name, value in _settings(width, layers).items()]
-    return assembly_of(parse(program.resolve("configs/dense.py:tiny", overrides))).layout
+    return assembly_of(parse(program.resolve("configs/dense.py:tiny,paper", overrides))).layout
 
 
 def _peaks(folder: pathlib.Path, hosts: int, width: int, layers: int) -> Peaks:
     """Of the host that had most, in a run by hand."""
     workdir = folder / f"{hosts}-{width}"
     given = [f"--config.{name}={value}" for name, value in _settings(width, layers).items()]
-    shared = ["--config=configs/dense.py:tiny", *given, f"--config.remote.hosts=({hosts},)"]
+    shared = ["--config=configs/dense.py:tiny,paper", *given, f"--config.remote.hosts=({hosts},)"]
     shared.append(f"--workdir={workdir}")
     flags = f"--xla_force_host_platform_device_count={2 // hosts}"
     environment = {**os.environ, "CI": "true", "XLA_FLAGS": flags}

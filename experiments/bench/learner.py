@@ -84,7 +84,7 @@ def throughput(records: list) -> float:
 
 def assembly_of(steps: int, quick: bool) -> Assembly:
     """Four learners for this number of steps, P=24, H=24, tau=2, K=1; `quick`: a fraction of the model."""
-    config = program.load_config("configs/dense.py:tiny")
+    config = program.load_config("configs/dense.py:tiny,paper")
     config.inner.optimizer, config.inner.learning_rate = "adamw", 3e-3  # two moments of every parameter
     if quick:
         config.model.update(num_layers=1, model_dim=32, num_heads=2, num_kv_heads=1, head_dim=16, mlp_dim=64)

@@ -221,7 +221,7 @@ class _Matrices:
 
 
 def _experiment(traffic: PlayedTraffic) -> Experiment:
-    config = program.load_config(f"configs/dense.py:tiny,{traffic.preset}")
+    config = program.load_config(f"configs/dense.py:tiny,paper,{traffic.preset}")
     config.driver, config.tape.enabled, config.eval.every, config.sample.tokens = "remote", False, None, 0
     ahead = traffic.overlap
     config.sync.update(num_learners=traffic.learners, num_fragments=traffic.fragments, overlap=ahead)

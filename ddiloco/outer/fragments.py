@@ -119,6 +119,17 @@ def is_embedding(name: str) -> bool:
     return name.startswith(("embed", "head"))
 
 
+def kind_of(name: str) -> str:
+    """The kind of a tensor: its name without numbers, as of layers, and without its last part.
+
+    Example:
+      >>> kind_of("layers/3/mlp/up/kernel"), kind_of("table")
+      ('layers/mlp/up', 'table')
+    """
+    parts = [part for part in name.split("/") if not part.isdigit()]
+    return "/".join(parts[:-1] or parts)
+
+
 def fragment(
     shapes: Mapping[str, tuple[int, ...]],
     num_fragments: int,

@@ -15,7 +15,7 @@ import optax
 from ddiloco.arrays.host_memory import aligned, host_device, owned
 from ddiloco.outer.codecs import CODECS, Shape, shaped
 from ddiloco.outer.encoding import DifferenceEncoder, described
-from ddiloco.outer.fragments import FragmentLayout, is_embedding
+from ddiloco.outer.fragments import FragmentLayout, is_embedding, kind_of
 from ddiloco.outer.merging import DIRECT, MERGE_RULES, MIXES, MergedTensor, Sent, norm_of, normalised, summed
 from ddiloco.outer.offers import MeasuredOffer, by_piece
 from ddiloco.outer.optimizer import OuterConfig, make_outer_optimizer
@@ -32,7 +32,8 @@ class OuterResult(NamedTuple):
     pieces: tuple[jax.Array, ...]
     opt_state: Any  # the outer optimizer's of each piece, beside what the update codec left out, if not f32
     # `outer_gradient_norm`, of the merged outer gradient; `learner_delta_norm`, the weighted mean of the
-    # norms of the learners' own; `cosine`, the mean between those of different learners, 1 for one learner
+    # norms of the learners' own; `cosine`, the mean between those of different learners, 1 for one learner,
+    # and `cosine/KIND`, that of the tensors of a kind
     metrics: dict[str, float]
     finite: bool = True  # whether every element of the pieces is
     # What leads from the last pieces to these, in the update codec; () where that is f32
@@ -146,7 +147,7 @@ class OuterStep:
             step = _stepping(self._config, shapes[i])
             stepped.append(step(one.unscaled, state, anchor[i], np.float32(one.scale)))
         new, opt_state, finite = zip(*jax.block_until_ready(stepped), strict=True)
-        metrics = _metrics(merged, shares)
+        metrics = _metrics(merged, shares, [kind_of(piece.name) for piece in self._layout.fragments[p]])
         if not all(finite):
             # No step is taken, and moments are reset; counters of rounds are kept.
             opt_state = jax.tree.map(_unless_counted, opt_state, self._begun(anchor))
@@ -377,16 +378,22 @@ def _stepping(config: OuterConfig, shape: Shape) -> jax.stages.Compiled:
     return jax.jit(step, donate_argnums=(0, 1)).lower(tensor, state, tensor, scale).compile()
 
 
-def _metrics(merged: Sequence[MergedTensor], weights: np.ndarray) -> dict[str, float]:
-    """Those of a fragment, as of `OuterResult`, from those of its tensors."""
+def _metrics(merged: Sequence[MergedTensor], weights: np.ndarray, kinds: Sequence[str]) -> dict[str, float]:
+    """Those of a fragment, as of `OuterResult`, from those of its tensors, which are of these kinds."""
     lengths, norms, cosines = (
         np.array([getattr(m, name) for m in merged], np.float64) for name in ("length", "norms", "cosine")
     )
     squares = np.square(norms)  # (pieces, M)
     importance = squares @ weights
-    total = importance.sum()
+
+    def mean_cosine(here: np.ndarray) -> float:
+        total = importance[here].sum()
+        return float(cosines[here] @ importance[here] / total) if total > 0 else 1.0
+
+    by_kind = {f"cosine/{kind}": mean_cosine(np.array(kinds) == kind) for kind in sorted(set(kinds))}
     return {
         "outer_gradient_norm": float(np.linalg.norm(lengths)),
         "learner_delta_norm": float(np.sqrt(squares.sum(0)) @ weights),
-        "cosine": float(cosines @ importance / total) if total > 0 else 1.0,
+        "cosine": mean_cosine(np.ones(len(kinds), bool)),
+        **by_kind,
     }

@@ -14,6 +14,7 @@ import pandas as pd
 
 from ddiloco.telemetry.plots import colours, dress, figure_at
 from experiments.studies import results, sweeps
+from experiments.studies.agreement import ALL
 from experiments.studies.chaos.lanes import lane
 from experiments.studies.goodput.systems import published
 
@@ -327,6 +328,28 @@ def _draw_laws(
     axes.set_title(title, fontsize=10)
     dress(axes)
     _logarithmic(axes, values.params.unique(), "parameters")
+
+
+# Agreement of learners.
+
+
+def draw_agreement(path: pathlib.Path, frame: pd.DataFrame) -> None:
+    """Cosines between learners over the run, a line for each label; and by kind of tensor, a dot for each."""
+    whole = frame[frame.kind == ALL].rename(columns={"part": "share of the run"})
+    kinds = frame[frame.kind != ALL].groupby(["kind", "label"], sort=False).cosine.mean()
+
+    def by_kind(axes: Axes) -> None:
+        names = sorted(kinds.index.unique("kind"))
+        for i, label in enumerate(frame.label.unique()):
+            own = kinds.xs(label, level="label")
+            axes.plot(own, [names.index(kind) for kind in own.index], "osD^v"[i % 5], color=f"C{i}", ms=5)
+        _name_rows(axes, names, "mean cosine by kind of tensor")
+
+    panels: list[Panel] = [
+        lambda axes: _lines(axes, whole, "label", "share of the run", "cosine", "cosine between learners"),
+        by_kind,
+    ]
+    _draw(path, [panels if len(kinds) else panels[:1]], 12, 4.6, below=True)
 
 
 # Averages of parameters.

@@ -52,14 +52,13 @@ def table(frame: pd.DataFrame) -> str:
     """A row for each kind, and for cosines to the merged one; mean and standard deviation over seeds."""
     of_run = frame.groupby(["kind", "label", "seed"], sort=False)[["cosine", "to_merged"]].mean()
     merged = of_run.loc[[ALL]].to_merged.rename({ALL: f"{ALL}, to the merged one"}, level="kind")
-    found = pd.concat([of_run.cosine.loc[[ALL]], merged, of_run.cosine.drop(ALL)])
+    kinds = of_run.cosine.drop(ALL, level="kind").sort_index(level="kind", sort_remaining=False)
+    found = pd.concat([of_run.cosine.loc[[ALL]], merged, kinds])
     labels = list(frame.label.unique())
     rows = []
     for kind in found.index.unique("kind"):
-        own = found[kind].groupby("label")
-        rows.append(
-            [kind, *(_spread(own.get_group(label)) if label in own.groups else "" for label in labels)]
-        )
+        own = dict(iter(found[kind].groupby("label")))
+        rows.append([kind, *(_spread(own[label]) if label in own else "" for label in labels)])
     return markdown(("cosine between learners", *labels), rows, align=True)
 
 

@@ -1,6 +1,6 @@
 """Dense decoder-only language models, trained with Decoupled DiLoCo.
 
-  python -m experiments.train --config=configs/dense.py[:SIZE][,ALGORITHM][,EXCHANGE] [--config.any.field=value]
+  python -m experiments.train --config=configs/dense.py[:SIZE][,ALGORITHM][,EXCHANGE] [--config.FIELD=VALUE]
   python -m experiments.compare --config=configs/dense.py[:SIZE]
 
 SIZE

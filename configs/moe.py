@@ -1,6 +1,6 @@
 """Mixture-of-experts language models: configs/dense.py with a choice of experts by token in place of the MLP.
 
-  python -m experiments.train --config=configs/moe.py[:SIZE][,ALGORITHM][,EXCHANGE] [--config.any.field=value]
+  python -m experiments.train --config=configs/moe.py[:SIZE][,ALGORITHM][,EXCHANGE] [--config.FIELD=VALUE]
   python -m experiments.compare --config=configs/moe.py[:SIZE]
 
 SIZE         parameters, activated by a token (--dry_run prints both)

@@ -1,6 +1,6 @@
 """Vision transformers that classify images, trained with Decoupled DiLoCo.
 
-  python -m experiments.train --config=configs/vit.py[:SIZE][,ALGORITHM][,EXCHANGE] [--config.any.field=value]
+  python -m experiments.train --config=configs/vit.py[:SIZE][,ALGORITHM][,EXCHANGE] [--config.FIELD=VALUE]
   python -m experiments.compare --config=configs/vit.py[:SIZE]
 
 SIZE

@@ -31,6 +31,7 @@ def measured(folder: pathlib.Path) -> pd.DataFrame:
 def _rounds(folder: pathlib.Path, run: pathlib.Path) -> Iterator[dict[str, Any]]:
     place = run.relative_to(folder).parts
     label = "/".join(part for part in place if not part.startswith("seed=")) or folder.name
+    label = label.replace(",-", ", ")  # as it was before it named a folder
     rounds = [line for line in read_values(run / "rounds.jsonl") if line.get("quorum", 0) > 1]
     last = max((line["step"] for line in rounds), default=0)
     for line in rounds:

@@ -335,20 +335,22 @@ def _draw_laws(
 
 def draw_agreement(path: pathlib.Path, frame: pd.DataFrame) -> None:
     """Cosines between learners over the run, a line for each label; and by kind of tensor, a dot for each."""
-    whole = frame[frame.kind == ALL].rename(columns={"part": "share of the run"})
+    of_seed = frame.groupby(["label", "kind", "part", "seed"], sort=False).cosine.mean().reset_index()
+    whole = of_seed[of_seed.kind == ALL].rename(columns={"part": "share of the run"})
     kinds = frame[frame.kind != ALL].groupby(["kind", "label"], sort=False).cosine.mean()
+
+    def over_the_run(axes: Axes) -> None:
+        _lines(axes, whole, "label", "share of the run", "cosine", "cosine between learners")
+        axes.set_xscale("linear")
 
     def by_kind(axes: Axes) -> None:
         names = sorted(kinds.index.unique("kind"))
         for i, label in enumerate(frame.label.unique()):
             own = kinds.xs(label, level="label")
-            axes.plot(own, [names.index(kind) for kind in own.index], "osD^v"[i % 5], color=f"C{i}", ms=5)
+            axes.plot(own, [names.index(kind) for kind in own.index], "o", color=f"C{i}", ms=5)
         _name_rows(axes, names, "mean cosine by kind of tensor")
 
-    panels: list[Panel] = [
-        lambda axes: _lines(axes, whole, "label", "share of the run", "cosine", "cosine between learners"),
-        by_kind,
-    ]
+    panels: list[Panel] = [over_the_run, by_kind]
     _draw(path, [panels if len(kinds) else panels[:1]], 12, 4.6, below=True)
 
 

@@ -55,6 +55,29 @@ def test_two_rounds_equal_the_mathematics_and_embeddings_have_a_rule_of_their_ow
             assert metrics["outer_gradient_norm"] == pytest.approx(np.sqrt(squares), rel=1e-4)
 
 
+def test_each_kind_of_tensor_has_the_mean_cosine_of_its_own_pieces():
+    layout = fragment(SHAPES, 1, split_large=False)
+    step = OuterStep(layout, OuterConfig(merge="direct"), 3)
+    theta, shares = take(layout, 0, parameters(0)), np.array([0.25, 0.25, 0.5])
+    contributions = [take(layout, 0, parameters(m)) for m in (1, 2, 3)]
+    offers = [step.measure(0, theta, own) for own in contributions]
+    metrics = step(0, theta, step.init(theta), offers, shares).metrics
+    by_kind: dict[str, list[tuple[float, float]]] = {}
+    for i, piece in enumerate(layout.fragments[0]):
+        deltas = [theta[i].astype(np.float64) - own[i] for own in contributions]
+        norms = np.array([np.linalg.norm(delta) for delta in deltas])
+        pairs = [(a, b) for a in range(3) for b in range(3) if a != b]
+        weights = [shares[a] * norms[a] * shares[b] * norms[b] for a, b in pairs]
+        cosines = [np.vdot(deltas[a], deltas[b]) / norms[a] / norms[b] for a, b in pairs]
+        found = np.average(cosines, weights=weights), shares @ norms**2
+        kind = {"embed/table": "embed", "norm/scale": "norm"}.get(piece.name, "layers")
+        by_kind.setdefault(kind, []).append(found)
+    assert {name for name in metrics if name.startswith("cosine/")} == {f"cosine/{kind}" for kind in by_kind}
+    for kind, pieces in by_kind.items():
+        cosines, importance = zip(*pieces, strict=True)
+        assert metrics[f"cosine/{kind}"] == pytest.approx(np.average(cosines, weights=importance), abs=1e-5)
+
+
 def test_each_shape_compiles_once_a_process_for_every_quorum():
     compiled = []
     jax.monitoring.register_event_duration_secs_listener(

@@ -35,6 +35,18 @@ CASES = {
         ["--config=configs/loop.py", "--config.model.settings.wide=3"],
         "config.model.settings: do not fit make_loop: got an unexpected keyword argument 'wide'",
     ),
+    "misspelled file": (
+        ["--config=configs/dens.py:tiny"],
+        "config: configs/dens.py: no such file; did you mean configs/dense.py?\n",
+    ),
+    "misspelled name of a config": (
+        ["--config=dens:tiny"],
+        "config: dens: no such file; did you mean dense?\n",
+    ),
+    "a setting without its group": (
+        ["--quorum=2"],
+        "quorum: no such flag; did you mean --config.sync.quorum?\n",
+    ),
     "unknown flag": (["--worker=1"], "Unknown command line flag 'worker'"),
     "a setting without its first word": (
         ["--sync.quorum=2"],
@@ -75,7 +87,8 @@ def test_a_data_set_out_of_reach_is_told_before_anything_is_compiled(programs, t
     ("name", "arguments", "told"),
     [
         ("evaluate", ["--checkpoint=/nowhere"], "checkpoint: /nowhere: no such folder of checkpoints"),
-        ("bench", ["lerner"], "name one benchmark of learner, merge"),
+        ("bench", [], "name one benchmark of learner, merge"),
+        ("bench", ["lerner"], "lerner: no such benchmark; did you mean learner?\n"),
         ("bench", ["merge", "--output=/proc/nothing/x.json"], "output: /proc/nothing/x.json: "),
         ("averages", ["--output=/nowhere", "--config.eval.every=None"], "config.eval.every: is None, but "),
         ("traces", ["--trace=/nowhere.csv"], "trace: /nowhere.csv: No such file or directory"),

@@ -85,9 +85,7 @@ def test_of_two_set_ups_at_a_time_the_second_waits_for_the_first_and_does_nothin
 
 
 def make_certs(folder, *arguments):
-    return subprocess.run(
-        [SCRIPTS / "make_certs.sh", *arguments], cwd=folder, capture_output=True, text=True
-    )
+    return subprocess.run([SCRIPTS / "make_certs.sh", *arguments], cwd=folder, capture_output=True, text=True)
 
 
 def test_the_number_of_learners_may_stand_anywhere_among_the_hosts(tmp_path):

@@ -33,6 +33,7 @@ from ddiloco.settings.experiment import (
     parse,
     to_json,
 )
+from ddiloco.settings.loop import LoopConfig
 from ddiloco.storage import array_file, checkpoints, run_mark
 from ddiloco.storage.durable import FOLDER as DURABLE
 from ddiloco.storage.score_files import FOLDER as SCORES
@@ -120,17 +121,18 @@ def run_job(
             _check_trace(pathlib.Path(str(experiment.virtual.trace)), workdir)
     experiment = with_steps(experiment, lambda: assembly_of(experiment), make_loop)
     assembly = None if virtual and not experiment.virtual.arrays else assembly_of(experiment, make_loop)
+    first = "the loop to be made" if isinstance(experiment.model, LoopConfig) else "data to be prepared"
     if experiment.driver == "remote":
         if runner is None:
             raise ConfigError("config.driver: is remote, which only experiments.train can start")
         if resume is False:  # where an engine starts the syncer, data are its evaluator's concern alone
-            with waiting("data to be prepared"):
+            with waiting(first):
                 assembly.check_syncer()
         # A restarted syncer does not let learners wait for checks that passed before.
         if resume is False or not _has_begun(workdir, resume):
             resources.check_memory(resources.syncer_needs(experiment, assembly.layout), "the syncer")
     elif assembly is not None:
-        with waiting("data to be prepared"):
+        with waiting(first):
             assembly.check(begins=resume is False or not _has_begun(workdir, resume))
     with owned(workdir):
         hooks.claim()

@@ -37,7 +37,7 @@ from ddiloco.settings.loop import LoopConfig
 from ddiloco.storage import array_file, checkpoints, run_mark
 from ddiloco.storage.durable import FOLDER as DURABLE
 from ddiloco.storage.score_files import FOLDER as SCORES
-from ddiloco.storage.workdir import Owner, owned
+from ddiloco.storage.workdir import Owner, check_free, owned
 from ddiloco.telemetry.files import read_json, replacing
 from ddiloco.telemetry.monitor import Monitor, RunInfo
 from ddiloco.telemetry.records import Alarm
@@ -110,6 +110,7 @@ def run_job(
     virtual = experiment.driver == "virtual"
     if resume is not False and virtual:
         raise ConfigError("resume: is of no use to a virtual run, which starts again from its seed")
+    check_free(workdir)
     check_page(experiment.log.page, visitors)
     check_writers(experiment.log.writers)
     check_exports(experiment)
@@ -121,7 +122,11 @@ def run_job(
             _check_trace(pathlib.Path(str(experiment.virtual.trace)), workdir)
     experiment = with_steps(experiment, lambda: assembly_of(experiment), make_loop)
     assembly = None if virtual and not experiment.virtual.arrays else assembly_of(experiment, make_loop)
-    first = "the loop to be made" if isinstance(experiment.model, LoopConfig) else "data to be prepared"
+    first = (
+        "the loop to be made"
+        if isinstance(experiment.model, LoopConfig)
+        else "data to be prepared and checked"
+    )
     if experiment.driver == "remote":
         if runner is None:
             raise ConfigError("config.driver: is remote, which only experiments.train can start")

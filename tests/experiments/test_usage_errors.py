@@ -2,6 +2,7 @@
 
 import pytest
 
+from ddiloco.storage.workdir import LOCK, owned
 from tests.refusals import assert_refused
 
 CASES = {
@@ -74,6 +75,13 @@ def test_a_usage_error_is_told_in_one_line(arguments, told, programs, tmp_path):
 def test_no_run_is_in_a_bucket(program, flag, programs):
     done = programs.run(program, f"--{flag}=gs://bucket/run")
     assert_refused(done, f"{flag}: gs://bucket/run: must be on a disk with file locks")
+
+
+def test_a_folder_that_another_run_has_is_told_before_any_process_is_started(programs, tmp_path):
+    with owned(tmp_path):
+        done = programs.run("train", "--config.driver=remote", f"--workdir={tmp_path}")
+    assert_refused(done, f"workdir: {tmp_path}: belongs to a run in progress, of process ")
+    assert [path.name for path in tmp_path.iterdir()] == [LOCK]
 
 
 def test_a_data_set_out_of_reach_is_told_before_anything_is_compiled(programs, tmp_path):

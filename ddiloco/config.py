@@ -12,7 +12,7 @@ import math
 import operator
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, Unpack
 
 REFUSED = 2
@@ -88,6 +88,13 @@ def leaves(settings: Any, prefix: str = "", around: Mapping[str, Any] = _UNMARKE
             yield Leaf(path, _plain(value), {**field.metadata, **marks})
 
 
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """What ends the error about an unknown name: the nearest known one, or all of them."""
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]}?" if close else f"known: {', '.join(known) or 'nothing'}"
+
+
 def build(cls: type[T], values: Mapping[str, Any], prefix: str = "config") -> T:
     """Makes a dataclass from nested mappings (a ConfigDict or parsed JSON), checking every field.
 
@@ -99,9 +106,7 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "config") -> T:
     known = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for name in values:
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(known))}"
-            raise ConfigError(f"{prefix}.{name}: no such setting; {hint}")
+            raise ConfigError(f"{prefix}.{name}: no such setting; {suggestion(name, known)}")
     hints = typing.get_type_hints(cls)
     arguments = {}
     for name, field in known.items():

@@ -7,7 +7,7 @@ import pkgutil
 import runpy
 import sys
 
-from ddiloco.config import REFUSED
+from ddiloco.config import REFUSED, suggestion
 
 _NO_COMMANDS = {"__main__", "cli", "examples", "studies"}
 
@@ -32,7 +32,7 @@ def main() -> None:
     elif given in ("--help", "-h", "help"):
         print("\n".join(f"ddiloco {name:10}  {line}" for name, line in found.items()))
     else:
-        print(f"error: {given}: no command; there are {', '.join(found)}", file=sys.stderr)
+        print(f"error: {given}: no such command; {suggestion(given, found)}", file=sys.stderr)
         sys.exit(REFUSED)
 
 

@@ -135,6 +135,7 @@ def main(_) -> int:
     for name in plan.files:
         program.print_err(f"{folder / name}")
     if _DRY_RUN.value:
+        program.print_err(f"to start it, in {folder}:")
         print(plan.shown())
         return 0
     with program.os_errors_as_usage("launcher", pathlib.Path(plan.commands[0][0])):

@@ -88,7 +88,7 @@ def _measure(address: str) -> int:
     import grpc
 
     from ddiloco.remote.wire.measuring import measure
-    from ddiloco.remote.wire.validation import WireError
+    from ddiloco.remote.wire.validation import WireError, cause
 
     security, output = roles.security(), program.writable_file(_OUTPUT)
     if _LEARNER.value is not None:
@@ -96,7 +96,7 @@ def _measure(address: str) -> int:
     try:
         link = measure(address, security, _MEBIBYTES.value << 20, _CONNECTIONS.value, _TIMEOUT)
     except (grpc.RpcError, WireError) as error:
-        why = error.details() or error.code().name if isinstance(error, grpc.RpcError) else error
+        why = cause(error) if isinstance(error, grpc.RpcError) else error
         print(f"error: syncer: {address}: {why}", file=sys.stderr)
         return 1
     print(f"round trip  {1000 * link.round_trip:10.3f} ms")

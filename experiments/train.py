@@ -18,6 +18,7 @@ _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Only print the needs of the run;
 
 
 def main(_) -> int:
+    experiment = _CONFIG.experiment()  # first: a mistake in it is told before all else is imported
     from ddiloco.run.job import Hooks, run_job
     from ddiloco.run.recipes import with_steps_of_budget
     from ddiloco.run.rollback import going_on
@@ -27,7 +28,6 @@ def main(_) -> int:
     from ddiloco.telemetry.run_files import is_over
     from ddiloco.training import platform
 
-    experiment = _CONFIG.experiment()
     only = "settings" if _SETTINGS.value else "dry_run" if _DRY_RUN.value else None
     if only is not None:  # with --workdir they are a run's command line, and one word more
         program.refuse_flags(

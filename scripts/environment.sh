@@ -20,7 +20,7 @@ if ! installed; then
   "$python" -c "import fcntl; fcntl.flock(9, fcntl.LOCK_EX)"
 fi
 if ! installed; then
-  echo "setting up .venv (once)" >&2
+  echo "setting up .venv, once: 2 GB, a minute or more" >&2
   "$python" -m venv .venv
   # The lock names all there is to install, so that several can at once; pip itself compiles on one core.
   xargs -P "$(nproc)" -n 27 .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile \

@@ -5,28 +5,27 @@
 set -euo pipefail
 umask 077
 
-if [ $# -lt 2 ]; then
-  echo "error: name a folder for the certificates, then every name or address of the syncer" >&2
+refuse() {
+  echo "error: $1" >&2
   exit 2
-fi
-folder=$1
-shift
-learners=
-if [[ $1 =~ ^--learners=([1-9][0-9]*)$ ]]; then
-  learners=${BASH_REMATCH[1]}
-  shift
-fi
-if [ $# -lt 1 ] || [[ $1 == -* ]]; then
-  echo "error: name every name or address of the syncer, after --learners=N if there is one" >&2
-  exit 2
-fi
-if [ -e "$folder/authority" ]; then
-  echo "error: $folder/authority is there already" >&2
-  exit 2
-fi
+}
+
+learners= words=()
+for word in "$@"; do
+  if [[ $word =~ ^--learners=([1-9][0-9]*)$ ]]; then
+    learners=${BASH_REMATCH[1]}
+  elif [[ $word == -* ]]; then
+    refuse "$word: the only flag is --learners=N, from 1"
+  else
+    words+=("$word")
+  fi
+done
+[ ${#words[@]} -ge 2 ] || refuse "name a folder for the certificates, then every name or address of the syncer"
+folder=${words[0]}
+[ ! -e "$folder/authority" ] || refuse "$folder/authority is there already"
 
 names=()
-for host in "$@"; do
+for host in "${words[@]:1}"; do
   if [[ $host =~ ^[0-9.]+$ || $host == *:* ]]; then names+=("IP:$host"); else names+=("DNS:$host"); fi
 done
 subject_names=$(IFS=,; echo "${names[*]}")

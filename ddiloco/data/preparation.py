@@ -7,6 +7,7 @@ import fcntl
 import os
 import pathlib
 import shutil
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -26,6 +27,7 @@ def prepare(builder: Any, *, wait_seconds: float, progress: bool) -> None:
     """Downloads and prepares the data set of a `tfds.core.DatasetBuilder` as ArrayRecord, if need be.
 
     One process prepares it and others wait. What a killed preparation left behind is removed first.
+    `progress`: whether TFDS may show it, on a terminal.
 
     Raises:
       DataError: another process held the lock for longer than `wait_seconds`.
@@ -38,7 +40,7 @@ def prepare(builder: Any, *, wait_seconds: float, progress: bool) -> None:
             return
         for remains in [*folder.parent.glob(f"incomplete.*_{folder.name}"), folder]:
             shutil.rmtree(remains, ignore_errors=True)
-        if not progress:
+        if not (progress and sys.stderr.isatty()):
             import tensorflow_datasets as tfds
 
             tfds.disable_progress_bar()

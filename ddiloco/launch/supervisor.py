@@ -25,6 +25,7 @@ from ddiloco.settings.loop import LoopConfig
 from ddiloco.settings.remote import RemoteConfig, backoff
 from ddiloco.storage import operator_orders, run_mark
 from ddiloco.storage.durable import FOLDER
+from ddiloco.storage.workdir import check_free
 from ddiloco.telemetry.files import read_json
 from ddiloco.telemetry.records import reason
 from ddiloco.telemetry.waits import waiting
@@ -482,7 +483,11 @@ def run_all(
       profile: FIRST:LAST steps that learner 0 profiles.
       study: hooks of a study of failures.
       resume: whether to resume the run in the workdir.
+
+    Raises:
+      ConfigError: another run has the workdir.
     """
+    check_free(workdir)
     count, played = experiment.max_learners, study.played
     processes.warm_up()
     with contextlib.ExitStack() as held:

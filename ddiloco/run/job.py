@@ -33,10 +33,11 @@ from ddiloco.settings.experiment import (
     parse,
     to_json,
 )
+from ddiloco.settings.loop import LoopConfig
 from ddiloco.storage import array_file, checkpoints, run_mark
 from ddiloco.storage.durable import FOLDER as DURABLE
 from ddiloco.storage.score_files import FOLDER as SCORES
-from ddiloco.storage.workdir import Owner, owned
+from ddiloco.storage.workdir import Owner, check_free, owned
 from ddiloco.telemetry.files import read_json, replacing
 from ddiloco.telemetry.monitor import Monitor, RunInfo
 from ddiloco.telemetry.records import Alarm
@@ -109,6 +110,7 @@ def run_job(
     virtual = experiment.driver == "virtual"
     if resume is not False and virtual:
         raise ConfigError("resume: is of no use to a virtual run, which starts again from its seed")
+    check_free(workdir)
     check_page(experiment.log.page, visitors)
     check_writers(experiment.log.writers)
     check_exports(experiment)
@@ -120,17 +122,22 @@ def run_job(
             _check_trace(pathlib.Path(str(experiment.virtual.trace)), workdir)
     experiment = with_steps(experiment, lambda: assembly_of(experiment), make_loop)
     assembly = None if virtual and not experiment.virtual.arrays else assembly_of(experiment, make_loop)
+    first = (
+        "the loop to be made"
+        if isinstance(experiment.model, LoopConfig)
+        else "data to be prepared and checked"
+    )
     if experiment.driver == "remote":
         if runner is None:
             raise ConfigError("config.driver: is remote, which only experiments.train can start")
         if resume is False:  # where an engine starts the syncer, data are its evaluator's concern alone
-            with waiting("data to be prepared"):
+            with waiting(first):
                 assembly.check_syncer()
         # A restarted syncer does not let learners wait for checks that passed before.
         if resume is False or not _has_begun(workdir, resume):
             resources.check_memory(resources.syncer_needs(experiment, assembly.layout), "the syncer")
     elif assembly is not None:
-        with waiting("data to be prepared"):
+        with waiting(first):
             assembly.check(begins=resume is False or not _has_begun(workdir, resume))
     with owned(workdir):
         hooks.claim()

@@ -60,12 +60,27 @@ def _lock(workdir: pathlib.Path, file: int) -> None:
     except OSError as error:
         raise ConfigError(f"workdir: {workdir}: cannot be locked (flock): {error.strerror}") from None
     if not taken:
-        holder = os.read(file, 500).decode(errors="replace").strip() or "another process"
-        raise ConfigError(f"workdir: {workdir}: belongs to a run in progress, of {holder}")
+        raise _refusal(workdir, os.read(file, 500))
     since = time.strftime("%Y-%m-%d %H:%M:%S %z")
     with contextlib.suppress(OSError):  # a full disk must not keep a run from owning it
         os.ftruncate(file, 0)
         os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()} since {since}\n".encode(), 0)
+
+
+def check_free(workdir: pathlib.Path) -> None:
+    """Tells at once what `owned` would tell after all else that a run checks; makes nothing.
+
+    Raises:
+      ConfigError: another run has the folder.
+    """
+    with contextlib.suppress(OSError):
+        if is_locked(lock := workdir / LOCK):
+            raise _refusal(workdir, lock.read_bytes()[:500])
+
+
+def _refusal(workdir: pathlib.Path, holder: bytes) -> ConfigError:
+    of = holder.decode(errors="replace").strip() or "another process"
+    return ConfigError(f"workdir: {workdir}: belongs to a run in progress, of {of}")
 
 
 _BELOW = 256  # bytes of the longest path below a run's folder, of a file in a checkpoint

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from ddiloco.goodput.accounting import State
-from ddiloco.telemetry.formatting import amount, clock, number, seconds
+from ddiloco.telemetry.formatting import amount, clock, seconds
 from ddiloco.telemetry.scalars import as_float
 from ddiloco.telemetry.series import together
 from ddiloco.telemetry.state import RunState
@@ -26,39 +26,41 @@ PLAIN_COLUMNS = 180  # of a line where there is no terminal
 
 
 def glance(state: RunState, speed: RecentSpeed, now: float, clock_of: str = "") -> list[str]:
-    """A run at a glance, what matters most first; what is not known of its steps is left out.
+    """A run at a glance, what matters most first; what is not known yet is left out.
 
     `clock_of`: stands before its times, unless they are a wall clock's.
     """
     steps = together(one.performance for one in state.learners.values())
     figures, rounds, lines = steps.figures(), state.rounds, state.timelines
     peaks = [size for one in state.learners.values() for size in one.performance.peak_bytes.values()]
-    measured = {
-        "MFU {:.1%}": figures["mfu"],
-        "p50 {}": seconds(figures["step_seconds_p50"]) if steps.seconds else None,
-        "p99 {}": seconds(figures["step_seconds_p99"]) if steps.seconds else None,
-        "data wait {:.1%}": figures["data_wait_share"],
-        "peak {:.1f} GiB": max(peaks) / 2**30 if peaks else None,
-    }
     last = rounds.recent[-1] if rounds.recent else {}
-    grace = as_float(last.get("grace_seconds", 0.0)) if last else None
-    goodput = lines.goodput(now) if lines.window(now) else None
+    throughput, remaining = speed.tokens_per_second(), speed.seconds_for(state.info.total_steps - state.step)
     elapsed = clock(0.0 if state.started is None else now - state.started)
-    skipped, timing = state.skipped_share, state.timing
-    return [
+    timing, skipped = state.timing, state.skipped_share
+    parts = [
         f"step {state.step}/{state.info.total_steps}",
-        f"loss {number(state.recent_loss, '.3f')}",
-        *([f"skipped {skipped:.0%}"] if skipped > MANY else []),
-        f"{amount(speed.tokens_per_second())} tok/s",
+        _known("loss {:.3f}", state.recent_loss),
+        _known("skipped {:.0%}", skipped if skipped > MANY else None),
+        _known("{} tok/s", amount(throughput) if state.tokens and throughput is not None else None),
         "alive {}/{}".format(*lines.alive(state.info.num_learners)),
-        f"{clock_of}{elapsed}<{clock(speed.seconds_for(state.info.total_steps - state.step))}",
-        f"goodput {number(goodput, '.1%')}",
-        f"merged {number(state.merged_share(), '.0%')}",
-        *([f"H {timing.settings['interval']} ({timing.reason})"] if timing.settings else []),
-        *(template.format(value) for template, value in measured.items() if value is not None),
-        f"quorum {number(last.get('quorum'), 'd')}",
-        f"grace {number(None if grace is None else 1e3 * grace, '.0f')} ms",
+        f"{clock_of}{elapsed}" + ("" if remaining is None else f"<{clock(remaining)}"),
+        _known("goodput {:.1%}", lines.goodput(now) if lines.window(now) else None),
+        _known("merged {:.0%}", state.merged_share()),
+        f"H {timing.settings['interval']} ({timing.reason})" if timing.settings else None,
+        _known("MFU {:.1%}", figures["mfu"]),
+        _known("p50 {}", seconds(figures["step_seconds_p50"]) if steps.seconds else None),
+        _known("p99 {}", seconds(figures["step_seconds_p99"]) if steps.seconds else None),
+        _known("data wait {:.1%}", figures["data_wait_share"]),
+        _known("peak {:.1f} GiB", max(peaks) / 2**30 if peaks else None),
+        _known("quorum {:d}", last.get("quorum")),
+        _known("grace {:.0f} ms", 1e3 * as_float(last.get("grace_seconds", 0.0)) if last else None),
     ]
+    return [part for part in parts if part is not None]
+
+
+def _known(form: str, value: float | str | None) -> str | None:
+    """The value in this form; None where there is none."""
+    return None if value is None else form.format(value)
 
 
 class Stall:

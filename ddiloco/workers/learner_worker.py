@@ -234,11 +234,12 @@ class LearnerWorker:
             self._longest_step = max(self._longest_step, time.monotonic() - started)
 
     def _start_step(self) -> None:
+        began = time.monotonic()  # CPU devices take the step within the call
         tokens, metrics = self._patiently(self._actor.step)
         self.tokens += tokens
         wait = self._actor.arrays.data_wait
         self._in_flight.append(_Step(self.core.clock + 1, tokens, metrics, wait))
-        self._handle(events.StepStarted(tokens, self._offers.waiting))
+        self._actor.handle(events.StepStarted(tokens, self._offers.waiting), began)
 
     def _idle(self, until: float) -> None:
         """Imitates slower devices: the step is still under way, and what arrives is handled at once."""

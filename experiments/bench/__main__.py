@@ -8,6 +8,7 @@ import sys
 
 from absl import flags
 
+from ddiloco.config import suggestion
 from experiments.cli import program
 from experiments.cli.tables import markdown
 
@@ -51,6 +52,8 @@ def main(arguments) -> int:
     from experiments.studies.schedules.ledger import Violation
 
     if len(arguments) != 2 or arguments[1] not in NAMES:
+        if len(arguments) == 2:
+            raise program.UsageError(f"{arguments[1]}: no such benchmark; {suggestion(arguments[1], NAMES)}")
         raise program.UsageError(f"name one benchmark of {', '.join(NAMES)}")
     name, output = arguments[1], program.writable_file(_OUTPUT)
     for flag, wanted in _OF.items():

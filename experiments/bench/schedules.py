@@ -52,7 +52,7 @@ def run(
             seconds["bare"] += _timed(lambda events=explored.events: _bare(events))
     spent = time.process_time() - started
     seen = f"{events} events, {len(states)} distinct states of the syncer"
-    print(f"{count} schedules, {seen} in {spent:.0f} s:")
+    print(f"{count} schedules, {seen} in {spent:.0f} s of processor time:")
     print("every rule held after every event")
     counts = (("schedules", sampled, "schedules/s"), ("schedule_events", sampled_events, "events/s"))
     return [row(name, *(amount / s for s in seconds.values()), unit) for name, amount, unit in counts]

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from absl import app, flags, logging
 from ml_collections import ConfigDict
 
-from ddiloco.config import REFUSED, ConfigError
+from ddiloco.config import REFUSED, ConfigError, suggestion
 from ddiloco.data.errors import DataError
 from ddiloco.settings import removed
 from ddiloco.storage.workdir import check_folder, make_folder
@@ -216,7 +216,10 @@ def load_module(path: str, flag: str) -> types.ModuleType:
     """
     file = pathlib.Path(path)
     if not file.is_file() and not (file := installed_file(path)).is_file():
-        raise UsageError(f"{flag}: {path}: no such file")
+        beside = [*pathlib.Path(path).parent.glob("*.py"), *file.parent.glob("*.py")]
+        near = difflib.get_close_matches(pathlib.Path(path).stem, [each.stem for each in beside], n=1)
+        hint = f"; did you mean {pathlib.Path(path).with_stem(near[0])}?" if near else ""
+        raise UsageError(f"{flag}: {path}: no such file{hint}")
     spec = importlib.util.spec_from_file_location(f"{flag}_file", file)
     if spec is None:
         raise UsageError(f"{flag}: {path}: is no Python file, which ends in .py")
@@ -350,6 +353,14 @@ def _suggest(flag: str) -> str | None:
             return f"{flag}: no such flag; give --{other}"
     if "config" in flags.FLAGS and flag.partition(".")[0] in Experiment.__dataclass_fields__:
         return f"{flag}: no such flag; did you mean --config.{flag}?"
+    if "config" in flags.FLAGS:
+        with contextlib.suppress(UsageError):
+            groups = load_config(chosen_config()).items()
+            paths = [
+                f"{name}.{flag}" for name, group in groups if isinstance(group, ConfigDict) and flag in group
+            ]
+            if paths:
+                return f"{flag}: no such flag; did you mean --config.{' or --config.'.join(paths)}?"
     return None
 
 
@@ -436,9 +447,8 @@ def _override(config: ConfigDict, path: str, text: str) -> None:
             if refused := removed.refusal(path):
                 raise UsageError(refused)
             known = list(value) if isinstance(value, ConfigDict) else []
-            close = difflib.get_close_matches(part, known, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(known)) or 'nothing'}"
-            raise UsageError(f"{'.'.join(['config', *parts[: i + 1]])}: no such setting; {hint}")
+            wrong = ".".join(["config", *parts[: i + 1]])
+            raise UsageError(f"{wrong}: no such setting; {suggestion(part, known)}")
         group, value = value, value[part]
     if isinstance(value, ConfigDict):
         raise UsageError(f"config.{path}={text}: is a group of settings, which are set one by one")

@@ -161,12 +161,12 @@ def manage(address: str, command: Command, timeout: float) -> Answer | str:
     import grpc
 
     from ddiloco.remote.wire.management import ask
-    from ddiloco.remote.wire.validation import WireError
+    from ddiloco.remote.wire.validation import WireError, cause
 
     try:
         return ask(address, security(), command, timeout)
     except grpc.RpcError as error:
-        return str(error.details() or error.code().name)
+        return cause(error)
     except WireError as error:
         return str(error)
 

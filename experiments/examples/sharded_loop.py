@@ -1,7 +1,8 @@
 """A training loop that shards its model: the same function on one device, on several, and on several hosts.
 
-With `python -m experiments.train --config=configs/loop.py` it is
-`--config.model.factory=experiments.examples.sharded_loop:make_loop`.
+python -m experiments.examples.sharded_loop
+python -m experiments.train --config=configs/loop.py --config.mesh.fsdp=-1 --config.mesh.data=1 \\
+  --config.model.factory=experiments.examples.sharded_loop:make_loop
 
 On several hosts or slices (`remote.hosts`) each host calls the function, with one `place.mesh` over the
 devices of all. `init` lays its state on that mesh; each host's `batches` reads its own rows and makes global
@@ -68,3 +69,9 @@ def make_loop(place: ddiloco.Place, width: int = 64, rate: float = 0.01) -> ddil
         evaluate=lambda params: loss_of(params, {"x": x, "y": np.sin(x)}),
         step_tokens=ROWS,
     )
+
+
+if __name__ == "__main__":
+    sync = {"num_fragments": 2, "interval": 8}
+    trained = ddiloco.train(make_loop, "runs/sharded_loop", learners=4, steps=240, sync=sync)
+    print(f"held-out loss {trained.summary['eval_loss']:.4f}")

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+import tensorflow_datasets as tfds
 
 from ddiloco.data.errors import DataError
 from ddiloco.data.settings import DataConfig
@@ -104,6 +105,13 @@ def test_a_path_that_looks_like_a_name_is_told_as_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DataError, match=rf"^config\.data\.name: TFDS .*; did you mean \./{name}\?$"):
         opened(name, tmp_path)
+
+
+def test_progress_bars_are_for_terminals(tmp_path, capfd):
+    tfds.enable_progress_bar()
+    (tmp_path / "text.jsonl").write_bytes(json_lines(TEXTS))
+    opened(tmp_path / "text.jsonl", tmp_path)
+    assert capfd.readouterr().err == ""
 
 
 def test_images_are_not_read_from_files(tmp_path):

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import gc
 import json
+import pathlib
 import subprocess
 import sys
 
@@ -33,6 +34,14 @@ def alone(one_device):
 def trained(make_loop, workdir, **settings):
     changes = {"learners": 2, "steps": 24, "sync": SYNC, "eval": {"every": 0}, **settings}
     return ddiloco.train(make_loop, workdir, **changes)
+
+
+def test_every_loop_is_a_program():
+    loops = {
+        path.stem: path.read_text() for path in pathlib.Path(plain_loop.__file__).parent.glob("*_loop.py")
+    }
+    assert {"plain_loop", "sharded_loop"} <= set(loops)
+    assert [name for name, text in loops.items() if '__name__ == "__main__"' not in text] == []
 
 
 @pytest.mark.parametrize("example", [plain_loop, pytest.param(nnx_loop, marks=pytest.mark.slow)])

@@ -2,6 +2,7 @@
 
 import pytest
 
+from ddiloco.storage.workdir import LOCK, owned
 from tests.refusals import assert_refused
 
 CASES = {
@@ -35,6 +36,18 @@ CASES = {
         ["--config=configs/loop.py", "--config.model.settings.wide=3"],
         "config.model.settings: do not fit make_loop: got an unexpected keyword argument 'wide'",
     ),
+    "misspelled file": (
+        ["--config=configs/dens.py:tiny"],
+        "config: configs/dens.py: no such file; did you mean configs/dense.py?\n",
+    ),
+    "misspelled name of a config": (
+        ["--config=dens:tiny"],
+        "config: dens: no such file; did you mean dense?\n",
+    ),
+    "a setting without its group": (
+        ["--quorum=2"],
+        "quorum: no such flag; did you mean --config.sync.quorum?\n",
+    ),
     "unknown flag": (["--worker=1"], "Unknown command line flag 'worker'"),
     "a setting without its first word": (
         ["--sync.quorum=2"],
@@ -64,6 +77,13 @@ def test_no_run_is_in_a_bucket(program, flag, programs):
     assert_refused(done, f"{flag}: gs://bucket/run: must be on a disk with file locks")
 
 
+def test_a_folder_that_another_run_has_is_told_before_any_process_is_started(programs, tmp_path):
+    with owned(tmp_path):
+        done = programs.run("train", "--config.driver=remote", f"--workdir={tmp_path}")
+    assert_refused(done, f"workdir: {tmp_path}: belongs to a run in progress, of process ")
+    assert [path.name for path in tmp_path.iterdir()] == [LOCK]
+
+
 def test_a_data_set_out_of_reach_is_told_before_anything_is_compiled(programs, tmp_path):
     told = "no_such_text"
     done = programs.run("train", f"--config.data.name={told}", f"--workdir={tmp_path / 'run'}")
@@ -75,7 +95,8 @@ def test_a_data_set_out_of_reach_is_told_before_anything_is_compiled(programs, t
     ("name", "arguments", "told"),
     [
         ("evaluate", ["--checkpoint=/nowhere"], "checkpoint: /nowhere: no such folder of checkpoints"),
-        ("bench", ["lerner"], "name one benchmark of learner, merge"),
+        ("bench", [], "name one benchmark of learner, merge"),
+        ("bench", ["lerner"], "lerner: no such benchmark; did you mean learner?\n"),
         ("bench", ["merge", "--output=/proc/nothing/x.json"], "output: /proc/nothing/x.json: "),
         ("averages", ["--output=/nowhere", "--config.eval.every=None"], "config.eval.every: is None, but "),
         ("traces", ["--trace=/nowhere.csv"], "trace: /nowhere.csv: No such file or directory"),

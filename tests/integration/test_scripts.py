@@ -82,3 +82,26 @@ def test_of_two_set_ups_at_a_time_the_second_waits_for_the_first_and_does_nothin
         installed.write_text(done)
     assert second.wait(60) == 0
     assert "-m venv" not in log.read_text().removeprefix(before)
+
+
+def make_certs(folder, *arguments):
+    return subprocess.run([SCRIPTS / "make_certs.sh", *arguments], cwd=folder, capture_output=True, text=True)
+
+
+def test_the_number_of_learners_may_stand_anywhere_among_the_hosts(tmp_path):
+    assert make_certs(tmp_path, ".", "localhost", "--learners=2").returncode == 0
+    assert {folder.name for folder in tmp_path.iterdir()} == {"authority", "syncer", "learner-0", "learner-1"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["localhost"], "name a folder for the certificates, then every name or address of the syncer"),
+        (["certs", "localhost", "--learners=0"], "--learners=0: the only flag is --learners=N, from 1"),
+        (["certs", "localhost", "--learner=2"], "--learner=2: the only flag is --learners=N, from 1"),
+    ],
+)
+def test_certificates_for_a_command_line_that_is_not_understood_are_not_made(arguments, told, tmp_path):
+    done = make_certs(tmp_path, *arguments)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {told}\n")
+    assert not list(tmp_path.iterdir())

@@ -9,10 +9,12 @@ import pytest
 import tokenizers
 
 from ddiloco.config import ConfigError
+from ddiloco.data.errors import DataError
 from ddiloco.run import resources
 from ddiloco.run.job import _write_settings, run_job
 from ddiloco.run.recipes import ModelRecipe
 from ddiloco.storage.run_mark import RunMark
+from ddiloco.storage.workdir import owned
 from ddiloco.telemetry.files import read_json
 from ddiloco.training.parameters import sampled_parameters
 from ddiloco.virtual.run import VirtualRun
@@ -31,6 +33,17 @@ def test_files_that_a_kill_has_left_unfinished_go_with_the_next_start_and_no_oth
         path.touch()
     _write_settings(tmp_path, workbench.experiment(data_dir), resume=True)
     assert own.exists() and not any(path.exists() for path in left)
+
+
+@pytest.mark.usefixtures("one_device")
+def test_a_folder_that_another_run_has_is_told_before_data_are_looked_for(tmp_path):
+    missing = workbench.experiment(str(tmp_path), data={"name": str(tmp_path / "no_such_file")})
+    folder = tmp_path / "run"
+    told = refusal(DataError, lambda: run_job(missing, folder, threading.Event()))
+    assert told.startswith("config.data.name: ") and not folder.exists()
+    with owned(folder):
+        told = refusal(ConfigError, lambda: run_job(missing, folder, threading.Event()))
+    assert told.startswith(f"workdir: {folder}: belongs to a run in progress, of process ")
 
 
 class Began(Exception):

@@ -10,7 +10,7 @@ from tests.telemetry.event_files import scalars
 from tests.telemetry.monitor_script import SUMMARY, put, scripted, step
 
 
-@pytest.mark.parametrize(("virtual", "elapsed"), [(True, "virtual 0:10<-"), (False, "0:10<-")])
+@pytest.mark.parametrize(("virtual", "elapsed"), [(True, "virtual 0:10"), (False, "0:10")])
 def test_the_last_line_of_a_healthy_run_says_that_all_learners_are_alive(
     virtual, elapsed, make, tmp_path, capsys
 ):
@@ -21,8 +21,7 @@ def test_the_last_line_of_a_healthy_run_says_that_all_learners_are_alive(
         put(monitor, *(StateChanged(learner, state, time) for state, time in states))
         put(monitor, step(learner, 4, 10.0, loss=1.5))
     monitor.stop()
-    shown = f"alive 2/2  {elapsed}  goodput 100.0%  merged -  quorum -  grace - ms"
-    assert capsys.readouterr().out == f"step 4/4  loss 1.500  - tok/s  {shown}\n"
+    assert capsys.readouterr().out == f"step 4/4  loss 1.500  alive 2/2  {elapsed}  goodput 100.0%\n"
     assert scalars(tmp_path / "run/metrics/global")["run/alive"] == [(4, 2.0)]
 
 

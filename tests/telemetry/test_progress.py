@@ -14,7 +14,7 @@ from tests.telemetry.monitor_script import step
 
 WIDTH = 80  # of a terminal
 KNOWN = ["step 1200/5000", "loss 2.346", "123 k tok/s", "alive 3/4"]
-UNKNOWN = ["step 0/10", "loss -", "- tok/s"]
+UNKNOWN = ["step 0/10", "alive 4/4", "0:03"]
 
 
 @pytest.fixture(autouse=True)
@@ -49,6 +49,11 @@ def test_a_glance_has_what_matters_most_first(state):
         "step 400/500  loss 2.346  123 k tok/s  alive 3/4  12:05<0:20  goodput 87.5%  merged 91%  quorum 3  "
         "grace 42 ms"
     )
+
+
+def test_a_glance_at_a_run_that_has_just_begun_has_what_is_known_alone(run_info):
+    state = RunState(run_info(4, num_fragments=1, total_steps=500), 0.0)
+    assert glance(state, paced((5.0, 0, 0), (10.0, 0, 0)), 10.0) == ["step 0/500", "alive 4/4", "0:10"]
 
 
 def test_a_timing_that_was_set_is_shown_with_its_reason(state):

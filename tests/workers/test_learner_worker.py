@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import queue
 import threading
+import time
 import types
 
 import jax
@@ -39,10 +40,12 @@ class Core(LearnerCore):
 
     def __init__(self, *settings):
         super().__init__(*settings)
-        self.heard = queue.SimpleQueue()
+        self.heard, self.started_at = queue.SimpleQueue(), []
 
     def handle(self, event, now):
         decided = super().handle(event, now)
+        if isinstance(event, events.StepStarted):
+            self.started_at.append(now)
         self.heard.put(event)
         return decided
 
@@ -166,3 +169,13 @@ def test_a_step_that_the_devices_take_long_for_has_heartbeats(assembly, monkeypa
         assert max(steps_told(told)) == free
         program.may_end.set()
         core.hears(events.StepFinished)
+
+
+def test_a_step_has_started_before_its_devices_are_at_it(assembly):
+    program = Held(assembly.own_equipment(0).program, free=0)
+    with stepping(assembly, program=program) as (_, core, _):
+        assert program.begun.wait(TIMEOUT)
+        under_way = time.monotonic()
+        program.may_end.set()
+        core.hears(events.StepFinished)
+    assert core.started_at[0] < under_way

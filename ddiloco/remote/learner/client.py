@@ -220,9 +220,9 @@ class SyncerClient:
                 reason = str(error)
             except grpc.RpcError as error:
                 if wire.permanent(error.code()):
-                    self._refused(error.details() or error.code().name)
+                    self._refused(wire.cause(error))
                     return
-                reason = error.details() or error.code().name
+                reason = wire.cause(error)
             except Exception as error:  # whatever it is, the learner must connect again
                 reason = f"{type(error).__name__}: {error}"
             finally:

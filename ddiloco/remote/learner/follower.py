@@ -156,7 +156,7 @@ class Follower:
                         return order.leave
                     self._do(order)
             except grpc.RpcError as error:
-                self._end_without_host_0(error.details())
+                self._end_without_host_0(wire.cause(error))
             except Exception as error:
                 end_at_once(f"host {self._place.number}: {type(error).__name__}: {error}")
             finally:
@@ -291,7 +291,7 @@ class Follower:
             if order.copy in self._fetched:
                 self._fetched[order.copy] = blocks
         except grpc.RpcError as error:
-            problem = error.details() or error.code().name
+            problem = wire.cause(error)
         except OSError as error:
             problem = f"the own copy cannot be read: {reason(error)}"
         except (WireError, ValueError) as error:

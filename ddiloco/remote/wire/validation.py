@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
@@ -149,6 +150,17 @@ def options(keepalive: float) -> list[tuple[str, int]]:
 
 
 REPLACED = grpc.StatusCode.ALREADY_EXISTS  # status of a process's call once a newer process replaced it
+
+
+_PREFACE = re.compile(
+    r"failed to connect to all addresses; last error: \w+: (ipv[46]:\S+: )?"
+    r"(Failed to connect to remote host: )?"
+)
+
+
+def cause(error: grpc.RpcError) -> str:
+    """Why a call failed, without what gRPC says in front of the system's own reason."""
+    return _PREFACE.sub("", error.details() or error.code().name)
 
 
 def permanent(code: grpc.StatusCode) -> bool:

@@ -1,6 +1,6 @@
 """Text and vision in one decoder that captions images, trained with Decoupled DiLoCo.
 
-  python -m experiments.train --config=configs/multimodal.py[:SIZE][,ALGORITHM][,EXCHANGE] [--config.FIELD=...]
+  python -m experiments.train --config=configs/multimodal.py[:SIZE][,ALGORITHM][,EXCHANGE] [--config.FIELD=V]
   python -m experiments.compare --config=configs/multimodal.py[:SIZE]
 
 SIZE

@@ -38,6 +38,8 @@ class _Process:
         self.core = core
         self.standing: dict[Member, _Standing] = {}
         self.reports: dict[Member, Report] = {}  # the newest by clock, of after a welcome
+        # The same, all of them, by step
+        self.told: collections.defaultdict[Member, dict[int, Report]] = collections.defaultdict(dict)
         self.heard: dict[Member, float] = {}  # when it last reported
         self.counted: dict[Member, Report] = {}  # its last report that was taken in
         self.before: dict[Member, Report] = {}  # the same before the present event
@@ -50,6 +52,11 @@ class _Process:
         self.arrived: dict[Contribution, dict[RoundId, int]] = collections.defaultdict(dict)
         self.merging: dict[RoundId, actions.Merge] = {}
         self.refused: set[RoundId] = set()  # rounds with a merge whose offers were all left out
+
+
+def _newness(report: Report) -> tuple[Any, ...]:
+    """The larger the later its learner sent it; of one step with later versions."""
+    return report.adopted, report.step, [base.version for base in report.bases]
 
 
 def joined_state(states: Sequence[SyncerState]) -> SyncerState:
@@ -296,9 +303,9 @@ class Invariants:
             case events.StepReported(report=report) if 0 <= report.step <= (self.total_steps or math.inf):
                 member = (report.learner, report.incarnation)
                 process.shards[member] = report.shards
-                known = process.reports.get(member)
-                if known is None or (report.adopted, report.step) >= (known.adopted, known.step):
-                    process.reports[member] = report
+                told = process.told[member]
+                process.reports[member] = max(process.reports.get(member, report), report, key=_newness)
+                told[report.step] = max(told.get(report.step, report), report, key=_newness)
             case events.FragmentArrived(round=which, contribution=c):
                 self._book_offer(which, c)
             case events.MergeFinished(round=which, left_out=left_out):
@@ -500,14 +507,19 @@ class Invariants:
         match event:
             case events.StepReported(report) if (report.learner, report.incarnation) == member:
                 self._syncer.reports[member] = report
+                self._syncer.told[member] = {report.step: report}
             case events.LearnerReady() | events.LearnerJoined():
                 self._syncer.reports.pop(member, None)
+                self._syncer.told.pop(member, None)
 
     def _count(self, core: SyncerCore) -> None:
-        """Counts reports that the syncer believes, which may be only since others bear them out."""
-        believed = core.clocks
-        for (learner, incarnation), report in self._syncer.reports.items():
-            if believed.get(learner) == (incarnation, report.step):
+        """Counts reports that the syncer believes, which may be only since others bear them out.
+
+        Of several that it kept back it may believe an older one first.
+        """
+        for learner, (incarnation, step) in core.clocks.items():
+            report = self._syncer.told[learner, incarnation].get(step)
+            if report is not None:
                 self._syncer.counted[learner, incarnation] = report
 
     def _steps_on(self, c: Contribution, counted: Mapping[Member, Report] | None = None) -> int:

@@ -38,8 +38,8 @@ def test_a_planted_mistake_is_found(plant, monkeypatch):
         15783,
         # A report from before a welcome, or one that was kept back, was taken for the newest.
         *(1238, 4030, 20010, 400565, 610359, 611598, 611859),
-        # An offer taken for fresh or old: one that came again while it was merged, reports of the same event, of
-        # which an older one was believed first, or of the same step.
+        # An offer taken for fresh or old: one that came again while it was merged, reports of the same event,
+        # an older one that was believed first, two of one step.
         *(1001152, 1001347, 1003834, 3007831, 3007988),
         # A report that was kept back did not say of which shards its learner is a member.
         1785,

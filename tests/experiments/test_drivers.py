@@ -35,6 +35,7 @@ AXES = {
     "cross_region": ([f"{algorithm},{codec},5,5" for algorithm, codec in cross_region.ROWS.values()],),
     "dense": (dense.SIZES, dense.ALGORITHMS, dense.EXCHANGES),
     "exchange": (("counted", *micro.FAMILIES),),
+    "gap": (("micro", "tiny"), dense.ALGORITHMS),
     "heterogeneous": (heterogeneous.PRESETS, micro.OR_TINY),
     "links": (("counted", "trained"),),
     "loop": (("decoupled", "streaming", "diloco"),),

@@ -11,7 +11,7 @@ from tests.refusals import assert_refused
 WORKDIR = {"train", "syncer", "learner", "evaluator", "chaos", "launch", "dashboard", "report", "replay"}
 WORKDIR |= {"control", "export", "plan", "rollback", "tape"}
 OUTPUT = {"averages", "bench", "compare", "compile", "evaluate", "guards", "launch", "make_tokens", "report"}
-OUTPUT |= {"adapting", "links", "plan", "scaling", "simulate", "sweep", "tokenize", "tune"}
+OUTPUT |= {"adapting", "agreement", "links", "plan", "scaling", "simulate", "sweep", "tokenize", "tune"}
 PROGRAMS = [*sorted(path.stem for path in (ROOT / "experiments").glob("[a-z]*.py")), "bench"]
 DEFINES = ("DEFINE_", "define")
 

@@ -20,10 +20,12 @@ PARTS = 12  # of a run, each with a mean over its rounds
 def measured(folder: pathlib.Path) -> pd.DataFrame:
     """A row for each round and kind, of all runs below a folder: label, seed, kind, part, cosine, to_merged.
 
-    The label is the path of the run's folder without that of its seed. `to_merged` is the cosine to the mean
-    of q vectors of one length with a mean cosine c between them: sqrt((1 + (q - 1) c) / q).
+    Not of runs that a later one has put into its folder `previous`. The label is the path of the run's folder
+    without that of its seed. `to_merged` is the cosine to the mean of q vectors of one length with a mean
+    cosine c between them: sqrt((1 + (q - 1) c) / q).
     """
-    rows = [row for path in sorted(folder.rglob("rounds.jsonl")) for row in _rounds(folder, path.parent)]
+    runs = [path.parent for path in sorted(folder.rglob("rounds.jsonl")) if "previous" not in path.parts]
+    rows = [row for run in runs for row in _rounds(folder, run)]
     columns = ["label", "seed", "kind", "part", "cosine", "to_merged"]
     return pd.DataFrame(rows, columns=columns)
 

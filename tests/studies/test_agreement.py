@@ -12,6 +12,7 @@ RECORDED = {  # by run: rounds, each with its step, quorum, and cosines of all t
     "M=4,-H=6/seed=0": [(6, 4, 0.2, 0.1, 0.6), (12, 4, 0.4, 0.3, None), (13, 1, 1.0, 1.0, 1.0)],
     "M=4,-H=6/seed=1": [(6, 4, 0.6, 0.5, 0.8)],
     "M=2/seed=0": [(6, 2, 0.5, 0.5, None)],
+    "M=2/seed=0/previous/1": [(6, 2, 0.9, 0.9, None)],
 }
 
 

@@ -64,7 +64,7 @@ OF_ALGORITHM = (
     r"driver: is (local|remote), but elastic_data_parallel needs virtual",
     r"sync\.quorum: is \d+, but must be at most num_learners, 1",
     r"train\.(min_step_seconds|batch_sizes): has \d+ entries, but sync\.num_learners is \d+",
-    r"train\.batch_size: gives \d rows, but must give a multiple of [248], the devices that share them",
+    r"train\.batch_size: gives \d+ rows, but must give a multiple of [248], the devices that share them",
 )
 OF_VIRTUAL = (r"virtual\.step_seconds: has 8 entries, but must have 1, or \d+, one a learner",)
 
@@ -121,7 +121,7 @@ def test_a_dry_run_tells_of_as_many_learners_as_are_asked_for(driver):
 def test_a_dry_run_tells_of_every_preset(file):
     for preset, driver in itertools.product(presets_of(file), DRIVERS):
         config = made(preset, driver, 9)
-        config.mesh.update(data=-1, fsdp=1, stage=1)
+        config.mesh.update(data=-1, fsdp=1, stage=1, expert=1)
         line = told(lambda config: describe(parse(config)), config)
         assert line is None or right(line, driver), (preset, driver, line)
 

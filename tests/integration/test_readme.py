@@ -72,8 +72,9 @@ def smaller(command: str, runs: pathlib.Path) -> str:
     if command == "scripts/train.sh":
         changes = {**SHORT, **SMALL, **OF_TEXT, "sync.num_learners": 2}
         return f"{command} {_settings(changes)} --workdir={runs}/run"
-    # A snapshot more than on the page, whose number 2 is kept then too, as the last may come too late.
-    command = command.replace("snapshot.every=160", f"snapshot.every={SHORT['train.steps'] // 4}")
+    # As many snapshots as on the page, for which so small a model's steps would be too fast.
+    often = f"snapshot.every={SHORT['train.steps'] // 3} --config.train.min_step_seconds=0.2,0.2,0.2,0.2"
+    command = command.replace("snapshot.every=160", often)
     changes = {**SHORT, **SMALL}
     if "configs/vit.py" not in command and "configs/multimodal.py" not in command:
         changes |= OF_TEXT

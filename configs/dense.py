@@ -9,7 +9,8 @@ SIZE
   160m 400m 1b  for one accelerator of 80 GB or more, which learners may share: docs/results/accelerator.md
   2b 5b 9b  shapes in the class of the paper's models; look at them on any machine with --dry_run
 ALGORITHM
-  decoupled (default), streaming, diloco   presets of one machinery
+  decoupled (default), streaming, diloco   presets of one machinery; an update of streaming overwrites the
+                                           steps since its offer, a sixth of the work with `frequent`
   data_parallel, lone_learner              baselines: all learners' batches in one, or learner 0 alone
 EXCHANGE
   frequent  every 6 steps in four bits, both ways: less loss for half of the bytes (default)
@@ -65,7 +66,7 @@ def begin(preset: str) -> ConfigDict:
         config.outer.codec = config.outer.update_codec = "int4"
 
     config.algorithm = algorithm
-    config.sync.rebase = algorithm == "decoupled"  # loses no work: docs/results/merged_share.md
+    config.sync.rebase = algorithm == "decoupled"  # loses no work
     if algorithm in ("streaming", "diloco"):  # all learners are waited for, and they for the rounds
         config.sync.quorum = config_dict.placeholder(int)
         config.sync.max_run_ahead = config.sync.overlap

@@ -73,7 +73,7 @@ def train(
     make = load_factory(name) if isinstance(make_loop, str) else make_loop
     values = {**config, "driver": driver, "model": {"name": loop.NAME, "factory": name, "settings": settings}}
     sync = values.get("sync", {})
-    # As in the presets: no work is lost (docs/results/merged_share.md).
+    # As in the presets: no work is lost.
     rebase = values.get("algorithm", "decoupled") == "decoupled" and not sync.get("mixing")
     values["sync"] = {"rebase": rebase, "num_learners": learners, **sync}
     values["train"] = {"steps": steps, **values.get("train", {})}

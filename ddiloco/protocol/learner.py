@@ -344,9 +344,9 @@ class LearnerCore:
     def _go_on_after(self, data: Watermark) -> str | None:
         """The position behind `data`, the furthest work that may be merged; None: the present position.
 
-        A shard may know fewer of the learner's lives than others, or another process that lived beside this
-        one: while others have this one's work, the data continue behind what that shard names, unless they
-        are as far already, or it names a life before the one that they continue behind.
+        Where other shards have work of this process, the position moves only forward. A shard on an older
+        disk may name a life before the one that the data continue behind: they stay where they are. It may
+        name a process that lived beside this one: if that is further on, the data continue behind it.
         """
         begins = not self._life
         if begins:

@@ -9,6 +9,8 @@ WHAT
   tiny      three algorithms, and 1, 2 and 8 learners, at the tiny preset of configs/dense.py: 480 steps of 32
             rows of all learners together; the inner rate alone is tuned
   short     Decoupled DiLoCo at 2.4 tokens a parameter; weight decay is tuned, too
+  intervals Decoupled DiLoCo that meets every 24 steps in float32 and every 6 in four bits; weight decay is
+            tuned, too
 
 And data-parallel. All but `tiny` have the micro dense model (configs/micro.py), at 20 tokens a parameter but
 for `short`. Muon inside; learners meet every 24 steps. Outcome: docs/results/methods.md.
@@ -22,7 +24,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from configs import baselines, dense, micro, sections, tuned
+from configs import baselines, dense, exchange, micro, sections, tuned
 
 SETTINGS = {
     "inner.optimizer": "muon",
@@ -59,6 +61,7 @@ def get_config(preset: str = "decoupled") -> ConfigDict:
 def get_tuning(what: str = "methods") -> dict[str, Any]:
     """The rows of `WHAT`, and data-parallel."""
     rows = {"methods": _methods, "learners": _learners, "tiny": _tiny, "short": _short}
+    rows["intervals"] = _intervals
     (what,) = sections.words(what, tuple(rows))
     return {
         "rows": rows[what](),
@@ -109,6 +112,15 @@ def _short() -> list[dict[str, Any]]:
     decay = {"inner.weight_decay": 0.1}
     rows = [("data-parallel", "data_parallel", decay), ("decoupled", "decoupled", {**decay, **NESTEROV})]
     return [_row(label, preset, SHORT, begin) for label, preset, begin in rows]
+
+
+def _intervals() -> list[dict[str, Any]]:
+    decay = {"inner.weight_decay": 0.4}
+    rows = [_row("data-parallel", "data_parallel", {}, decay)]
+    for label in ("H=24, float32", "H=6, int4"):
+        rows.append(_row(label, "decoupled", exchange.CHOICES[label], {**decay, **NESTEROV}))
+        rows[-1]["axes"] = ["inner.weight_decay", "outer.learning_rate"]
+    return rows
 
 
 def _tiny() -> list[dict[str, Any]]:

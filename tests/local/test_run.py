@@ -183,7 +183,10 @@ def test_a_learner_that_hangs_stops_neither_the_others_nor_the_end(data_dir, one
     [death] = run.of(records.LearnerDied)
     assert (death.learner, death.traceback) == (2, "it did not leave within 0 s")
     assert run.noted("learner_silent") == [{"learner": 2}]
-    assert run.noted("round")[-1]["learners"] == [0, 1]
+    regular = [
+        values for values in run.noted("round") if values["step"] < 12
+    ]  # at the last one may have none
+    assert regular[-1]["learners"] == [0, 1]
 
 
 def test_learners_may_draw_different_numbers_of_rows(data_dir, one_device):

@@ -101,7 +101,11 @@ def test_a_plan_that_cannot_be_carried_out_is_refused(rows, told, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "config", ["merge_rule.py", "methods.py", "methods.py:learners", "methods.py:tiny", "methods.py:short"]
+    "config",
+    [
+        "merge_rule.py",
+        *(f"methods.py:{what}" for what in ("methods", "learners", "tiny", "short", "intervals")),
+    ],
 )
 def test_outer_settings_are_tuned_at_equal_tokens_and_global_batch(config):
     plan = tuning.plan_of(f"configs/{config}")

@@ -7,7 +7,7 @@ import dataclasses
 import enum
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.learner import LearnerCore
@@ -57,6 +57,19 @@ class _Process:
 def _newness(report: Report) -> tuple[Any, ...]:
     """The larger the later its learner sent it; of one step with later versions."""
     return report.adopted, report.step, [base.version for base in report.bases]
+
+
+class DiskImage(NamedTuple):
+    """What is known of what a copy of a shard's disk holds."""
+
+    committed: SyncerState
+    merged: frozenset[RoundId]
+    passed: frozenset[RoundId]
+    steps: frozenset[tuple[int, int]]  # merged ones, by fragment
+    batches: dict[tuple[int, int], int]  # the step of each merged one, by learner and number
+    schedules: dict[int, list[tuple[int, Schedule]]]  # by fragment, from which round on
+    lineages: dict[tuple[int, int], int]  # by fragment and version
+    newest: dict[int, int]  # incarnation, by learner
 
 
 def joined_state(states: Sequence[SyncerState]) -> SyncerState:
@@ -246,34 +259,48 @@ class Invariants:
             self._merged_steps.add((c.fragment, number))
             self._merged_batches[c.learner, batch] = number
 
-    def image(self) -> tuple[Any, ...]:
+    def image(self) -> DiskImage:
         """What a copy of the disk holds; for `rolled_back`."""
-        sets = (set(self.merged), set(self.passed), set(self._merged_steps))
-        schedules = {p: [*known] for p, known in self._schedules.items()}
-        return (self.committed, *sets, dict(self._merged_batches), schedules, dict(self._newest))
+        return DiskImage(
+            self.committed,
+            frozenset(self.merged),
+            frozenset(self.passed),
+            frozenset(self._merged_steps),
+            dict(self._merged_batches),
+            {p: [*known] for p, known in self._schedules.items()},
+            dict(self._lineages),
+            dict(self._newest),
+        )
 
     @staticmethod
-    def joined(images: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+    def joined(images: Sequence[DiskImage]) -> DiskImage:
         """What a disk holds that has each fragment as it is in one of these images, by fragment."""
         merged, passed = (
-            {which for p, image in enumerate(images) for which in image[i] if which.fragment == p}
-            for i in (1, 2)
+            frozenset(which for p, rounds in enumerate(of_each) for which in rounds if which.fragment == p)
+            for of_each in ([image.merged for image in images], [image.passed for image in images])
         )
-        steps = {(p, step) for p, image in enumerate(images) for q, step in image[3] if p == q}
+        steps = frozenset((p, step) for p, image in enumerate(images) for q, step in image.steps if p == q)
         numbers = {step for _, step in steps}
-        batches = {key: n for image in images for key, n in image[4].items() if n in numbers}
-        schedules = {p: known for p, image in enumerate(images) for q, known in image[5].items() if p == q}
-        newest = {m: max(image[6].get(m, -1) for image in images) for image in images for m in image[6]}
-        return joined_state([image[0] for image in images]), merged, passed, steps, batches, schedules, newest
+        return DiskImage(
+            joined_state([image.committed for image in images]),
+            merged,
+            passed,
+            steps,
+            {key: n for image in images for key, n in image.batches.items() if n in numbers},
+            {p: known for p, image in enumerate(images) for q, known in image.schedules.items() if p == q},
+            {key: n for p, image in enumerate(images) for key, n in image.lineages.items() if key[0] == p},
+            {m: max(i.newest.get(m, -1) for i in images) for image in images for m in image.newest},
+        )
 
-    def rolled_back(self, image: tuple[Any, ...]) -> None:
+    def rolled_back(self, image: DiskImage) -> None:
         """The syncer's disk is an older one again: what was merged since is lost."""
-        self.committed, merged, passed, steps, batches, schedules, newest = image
-        self.merged, self.passed, self._merged_steps = set(merged), set(passed), set(steps)
-        self._schedules = {p: [*schedules[p]] for p in self._own}
+        self.committed = image.committed
+        self.merged, self.passed, self._merged_steps = set(image.merged), set(image.passed), set(image.steps)
+        self._schedules = {p: [*image.schedules[p]] for p in self._own}
         if self._syncer is not None:
             self._syncer.merging.clear()
-        self._merged_batches, self._newest = dict(batches), dict(newest)
+        self._merged_batches, self._lineages = dict(image.batches), dict(image.lineages)
+        self._newest = dict(image.newest)
 
     def _read_disks(self, core: SyncerCore, event: events.SyncerEvent) -> None:
         """A process that starts knows what is on the disks of other shards, too; and the event by now."""

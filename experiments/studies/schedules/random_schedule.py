@@ -18,7 +18,7 @@ from ddiloco.virtual.array_ports import Observer, VirtualCheckpoint
 from ddiloco.virtual.learner_process import VirtualLearner
 from experiments.studies.schedules.conditions import WeatheredFleet
 from experiments.studies.schedules.faults import FAULTS, LONGEST, some_shards, syncer_crash
-from experiments.studies.schedules.invariants import Invariants, LearnerInvariants, joined_state
+from experiments.studies.schedules.invariants import DiskImage, Invariants, LearnerInvariants, joined_state
 from experiments.studies.schedules.ledger import Violation, require
 from experiments.studies.schedules.plans import SchedulePlan, draw_fair, draw_plan
 from experiments.studies.schedules.shares import Shares
@@ -51,7 +51,7 @@ class RandomSchedule(Observer):
         self._rng = random.Random(plan.seed + 1)
         self._orders = random.Random(f"orders {plan.seed}")
         self._calm_at: float | None = None
-        self._images: dict[int, list[tuple[Any, ...]]] = {}  # by fragment, of its last versions
+        self._images: dict[int, list[tuple[SyncerState, DiskImage]]] = {}  # by fragment, of its last versions
         self.fleet = WeatheredFleet(
             plan.policy,
             plan.total_steps,
@@ -223,8 +223,11 @@ class RandomSchedule(Observer):
                 durable, image = pinned[shard]
                 known = newest_incarnations(syncer.durable.incarnations, durable.incarnations)
                 syncer.durable = durable.with_incarnations(known)
-                newest = {**image[-1], **self.invariants[shard].image()[-1]}  # who has joined stays known
-                self.invariants[shard].rolled_back((*image[:-1], newest))
+                newest = {
+                    **image.newest,
+                    **self.invariants[shard].image().newest,
+                }  # who joined is known
+                self.invariants[shard].rolled_back(image._replace(newest=newest))
             for learner, place in self.fleet.places.items():
                 place.checkpoints = [checkpoints[learner]] if learner in checkpoints else []
                 if self._rng.random() < 0.8:  # others live on, with what is of later
@@ -233,7 +236,7 @@ class RandomSchedule(Observer):
             for syncer in self.fleet.syncers:
                 syncer.restart()
 
-        pinned: list[tuple[SyncerState, tuple[Any, ...]]] = []
+        pinned: list[tuple[SyncerState, DiskImage]] = []
         self.fleet.calendar.after(self._rng.choice([0.1, 2.0, 10.0]), pin)
 
     def _strikes(self, share: float) -> bool:

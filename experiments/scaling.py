@@ -3,6 +3,7 @@
 The folders are those of `experiments.sweep` over configs/sweeps/scaling.py. Laws of the loss are fitted to
 the first, at its best hyperparameters; those of the best hyperparameters to the others, which may have other
 data, or to the first if it is alone. Laws with no D in them take of each size the runs with the most tokens.
+The gap to data-parallel is extrapolated to --at parameters by two laws: where they differ, neither is known.
 
 Writes scaling.json, scaling.md and scaling.png. What the runs do not determine gets a line of its own.
 """
@@ -20,6 +21,7 @@ from experiments.cli import program
 _SWEEP = flags.DEFINE_list("sweep", None, "Folders with a sweep.json.")
 _OUTPUT = flags.DEFINE_string("output", None, "Folder of the tables and the figure.")
 _DRAWS = flags.DEFINE_integer("draws", 200, "Bootstrap samples of the seeds.", lower_bound=1)
+_AT = flags.DEFINE_float("at", 2e9, "Parameters that gaps are extrapolated to.", lower_bound=1)
 _SEED = flags.DEFINE_integer("seed", 0, "Of these samples.", lower_bound=0)
 
 
@@ -32,7 +34,7 @@ def main(_) -> int:
     losses, *others = [read_sweep(pathlib.Path(folder)) for folder in folders]
     swept = [row for rows in others for row in rows]
     try:
-        found = study.study(losses, swept, _SEED.value, _DRAWS.value)
+        found = study.study(losses, swept, _SEED.value, _DRAWS.value, _AT.value)
     except ScalingError as error:
         raise program.UsageError(f"sweep: {error}") from None
     stem = program.ensure_folder("output", output) / "scaling"

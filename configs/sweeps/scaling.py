@@ -8,6 +8,8 @@ PART
   inner  sizes x learners x inner learning rate, at 10 tokens a parameter
   outer  sizes but the largest, with the outer learning rate, at the best inner one
   batch  sizes but the largest x learners x global batch of at least a row a learner, at one inner rate
+  muon   sizes x learners, and data-parallel, at 20 tokens a parameter with Muon inside, at the rates that
+         configs/methods.py found best at the largest size; three seeds
 SCALE
   cpu    25 to 126 thousand parameters, at most 20 tokens a parameter (default)
   accelerator  1 to 30 million, at the rates of the largest of these
@@ -19,10 +21,10 @@ After "Scaling Laws for DiLoCo" (arXiv 2503.09799), whose models are a hundred t
 
 import itertools
 
-from configs import micro, sections
+from configs import methods, micro, sections
 
 BASELINE = {"algorithm": "data_parallel"}
-PARTS = ("loss", "inner", "outer", "batch")
+PARTS = ("loss", "inner", "outer", "batch", "muon")
 #          layers width mlp: parameters, of which embedding and head are 518 a width
 SIZES = {
     "cpu": ((2, 24, 64), (2, 32, 88), (2, 48, 128), (2, 64, 176)),
@@ -38,6 +40,13 @@ INNER_RATES = (4e-3, 8e-3, 16e-3, 32e-3, 64e-3, 128e-3)
 OUTER_RATES = (0.35, 0.5, 0.7, 1.0, 1.4)
 GLOBAL_BATCHES = (2, 4, 8, 16, 32)  # rows
 GOOD_RATE = 16e-3  # losses within 5% of the best at each size and M; lower rates favour small batches
+MUON = {
+    "inner.optimizer": "muon",
+    "inner.learning_rate": 0.024,
+    "inner.weight_decay": 0.1,
+    "inner.final_fraction": 0.0,
+    "eval.num_batches": methods.SETTINGS["eval.num_batches"],
+}
 # By width: of data-parallel the inner rate; of M = 1, 2, 4, 8 the inner and the outer one.
 BEST = {
     24: (0.032, (0.032, 0.5), (0.032, 0.7), (0.032, 0.7), (0.016, 0.7)),
@@ -59,6 +68,13 @@ def get_sweep(argument: str = "loss") -> list[dict]:
             for multiple in TOKENS_A_PARAMETER
             for system in SYSTEMS
         ]
+    if part == "muon":
+        return [
+            _point(size, TOKENS_A_PARAMETER[-1], system, seed=seed) | _muon(system)
+            for system in SYSTEMS
+            for seed in micro.SEEDS
+            for size in sizes
+        ]
     return [
         {**_point(size, TOKENS_A_PARAMETER[1], system, rows), **micro.CHOOSING, **settings}
         for size, system in itertools.product(sizes if part == "inner" else sizes[:-1], SYSTEMS)
@@ -71,6 +87,12 @@ def best(size: tuple[int, int, int], system: tuple[str, int]) -> dict:
     found = BEST.get(size[1], BEST[max(BEST)])[SYSTEMS.index(system)]
     inner, outer = found if isinstance(found, tuple) else (found, None)
     return {"inner.learning_rate": inner, **({"outer.learning_rate": outer} if outer else {})}
+
+
+def _muon(system: tuple[str, int]) -> dict:
+    algorithm, learners = system
+    outer = methods.NESTEROV if algorithm == "decoupled" else {}
+    return {**MUON, **outer, "data.interleave": methods.DOCUMENTS // learners}
 
 
 def _tried(part: str, size: tuple[int, int, int], system: tuple[str, int]) -> list[tuple[int, dict]]:

@@ -73,6 +73,7 @@ def test_tables_and_a_figure_tell_the_same(told):
     assert (output / "scaling.md").read_text().strip() in text
     assert "1 runs had no loss and are left out." in text
     assert "The gap of M = 2, 4, 8 goes by " in text
+    assert "| gap at N=2e+09 " in text
     assert (output / "scaling.png").read_bytes().startswith(b"\x89PNG")
 
 

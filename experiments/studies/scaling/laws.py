@@ -173,9 +173,41 @@ def intervals(
     return percentiles([fit(law, one, middle.theta).parameters for one in redrawn(losses, rng, draws)])
 
 
+def gaps_at(losses: pd.DataFrame, params: float) -> dict[str, float]:
+    """How far M learners' loss is above data-parallel's at another size, by two laws that follow both here.
+
+    Args:
+      losses: at each place, of one M and of data-parallel, at one length of a run.
+      params: the other size.
+
+    Returns:
+      `losses`: of each loss A N^alpha, as published (arXiv 2503.09799); `gaps`: of the gap A N^alpha, which
+      never changes its sign, NaN where it does.
+
+    Raises:
+      ScalingError: there are fewer than two sizes, or data-parallel lacks one.
+    """
+    places = means(losses)
+    baseline, learners = (places[(places.learners == 0) == own].set_index("params") for own in (True, False))
+    gaps = learners.loss / baseline.loss.reindex(learners.index) - 1
+    if len(gaps) < 2 or gaps.isna().any():
+        raise ScalingError("needs two sizes, and of data-parallel as many")
+    sizes, at = np.log(gaps.index.to_numpy(dtype=float)), math.log(params)
+
+    def line(values: Array) -> float:
+        return float(np.polyval(np.polyfit(sizes, np.log(values), 1), at))
+
+    of_losses = line(learners.loss.to_numpy()) - line(baseline.loss.reindex(learners.index).to_numpy())
+    positive = bool((gaps > 0).all())
+    return {
+        "losses": math.expm1(of_losses),
+        "gaps": math.exp(line(gaps.to_numpy())) if positive else math.nan,
+    }
+
+
 def percentiles(samples: Sequence[Mapping[str, float]]) -> dict[str, Interval]:
     """The 95% interval of each figure over these draws of all."""
-    return {name: tuple(np.percentile([one[name] for one in samples], (2.5, 97.5))) for name in samples[0]}
+    return {name: tuple(np.nanpercentile([one[name] for one in samples], (2.5, 97.5))) for name in samples[0]}
 
 
 def hold_out_largest(law: Law, losses: pd.DataFrame) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,12 +19,17 @@ _PARAMETERS = "parameters, 95% interval over seeds"
 
 
 def study(
-    losses: Sequence[Mapping[str, Any]], swept: Sequence[Mapping[str, Any]], seed: int, draws: int
+    losses: Sequence[Mapping[str, Any]],
+    swept: Sequence[Mapping[str, Any]],
+    seed: int,
+    draws: int,
+    at: float = 2e9,
 ) -> dict[str, Any]:
     """Everything that scaling.json says; what the runs do not determine has a `problem`.
 
     Laws of the loss are fitted to `losses`, rows of a sweep, at its best hyperparameters, those of the best
     hyperparameters to `swept`, or if that is empty to the same; `seed` and `draws` are of the bootstrap.
+    Gaps are extrapolated to models of `at` parameters.
 
     Raises:
       ScalingError: a row lacks its parameters, tokens or learners, or no row has a loss.
@@ -37,6 +43,7 @@ def study(
         "laws": fit_laws(best, rng, draws),
         "losses": rows,
         "gap_trend": _determined({"name": "gap"}, lambda: gap_trend(rows)),
+        "extrapolated": extrapolate(best, at, rng, draws),
         "hyperparameters": fit_hyperparameters(choosing, rng, draws),
     }
 
@@ -116,6 +123,25 @@ def gap_trend(losses: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"learners": learners, "params": by_params, "tokens": by_tokens}
 
 
+def extrapolate(
+    losses: pd.DataFrame, at: float, rng: Callable[[], np.random.Generator], draws: int
+) -> list[dict[str, Any]]:
+    """The gap of each number of learners at another size, with its interval over seeds, by `laws.gaps_at`."""
+    along = measurements.with_max_tokens(losses)
+    found = []
+    for learners in sorted(set(along.learners) - {0}):
+        own = along[along.learners.isin((0, learners))]
+
+        def figures(own: pd.DataFrame = own) -> Entry:
+            drawn = lambda: [laws.gaps_at(one, at) for one in measurements.redrawn(own, rng(), draws)]  # noqa: E731
+            intervals = _or_none(lambda: laws.percentiles(drawn()))
+            return {"gaps": laws.gaps_at(own, at), "intervals": intervals}
+
+        entry = {"name": f"gap of M={learners} at N={at:.3g}", "learners": learners, "params": at}
+        found.append(_determined(entry, figures))
+    return found
+
+
 def _slopes(rows: pd.DataFrame) -> np.ndarray:
     logs, constants = np.log(rows[["params", "tokens"]]), pd.get_dummies(rows.learners, dtype=float)
     matrix = np.hstack([logs - logs.mean(), constants])
@@ -172,6 +198,8 @@ def report(found: Mapping[str, Any]) -> str:
         _losses_table(pd.DataFrame(found["losses"])),
         "" if trend["problem"] else _gap_trend(trend),
         *_problems([trend]),
+        _extrapolated([x for x in found["extrapolated"] if not x["problem"]]),
+        *_problems(found["extrapolated"]),
     ]
     if best:
         values = [
@@ -228,6 +256,21 @@ def _gap_trend(trend: Entry) -> str:
         f"The gap of M = {which} goes by {by_n} points for each factor e of parameters, at equal tokens, and "
         f"by {by_d} for each of tokens (standard errors of a jackknife over sizes and lengths)."
     )
+
+
+def _extrapolated(entries: Sequence[Entry]) -> str:
+    """The gaps at another size, where two laws tell how far they can be trusted."""
+    if not entries:
+        return ""
+
+    def text(entry: Entry, name: str) -> str:
+        gap, (low, high) = entry["gaps"][name], (entry["intervals"] or {}).get(name, (math.nan, math.nan))
+        spread = "" if math.isnan(low) else f" ({100 * low:+.1f} to {100 * high:+.1f})"
+        return "-" if math.isnan(gap) else f"{100 * gap:+.1f}%{spread}"
+
+    rows = [[learners_name(x["learners"]), text(x, "losses"), text(x, "gaps")] for x in entries]
+    names = [f"gap at N={entries[0]['params']:.3g}", "by each loss A N^alpha", "by the gap A N^alpha"]
+    return markdown(names, rows)
 
 
 def _problems(entries: Sequence[Entry]) -> list[str]:

@@ -3,10 +3,13 @@
 import itertools
 import math
 
+import numpy as np
 import pytest
 
+from experiments.studies.scaling.laws import gaps_at
 from experiments.studies.scaling.measurements import ScalingError
-from experiments.studies.scaling.study import gap_trend
+from experiments.studies.scaling.study import extrapolate, gap_trend
+from tests.studies.scaling.synthetic import losses_of
 
 
 def rows(gap, multiples=(5, 10, 20)):
@@ -38,3 +41,35 @@ def test_what_no_slope_explains_is_in_the_errors():
 def test_what_the_runs_do_not_determine_is_said(multiples, told):
     with pytest.raises(ScalingError, match=told):
         gap_trend(rows(lambda n, d, m: 0.01, multiples))
+
+
+def by_power_laws(n, d, m):
+    return 20 * n**-0.2 * (1 + 9 * n**-0.5 * m if m else 1)
+
+
+def test_a_gap_that_follows_a_power_law_is_found_again_at_another_size():
+    found = gaps_at(losses_of(by_power_laws, learners=(0, 4)), 2e9)
+    assert found["gaps"] == pytest.approx(36 * 2e9**-0.5)
+    assert found["losses"] < 0 < found["gaps"], "the ratio of two powers of the size falls below 1"
+
+
+def test_a_loss_that_follows_a_power_law_of_its_own_is_found_again_and_a_gap_below_zero_has_none():
+    found = gaps_at(losses_of(lambda n, d, m: 20 * n ** (-0.2 - 0.001 * m), learners=(0, 4)), 2e9)
+    assert found["losses"] == pytest.approx(2e9**-0.004 - 1)
+    assert math.isnan(found["gaps"])
+
+
+def test_each_number_of_learners_is_extrapolated_with_an_interval_over_seeds():
+    rng = np.random.default_rng(0)
+    losses = losses_of(by_power_laws, learners=(0, 2, 4), noise=0.001, seeds=3, rng=rng)
+    two, four = extrapolate(losses, 2e9, lambda: np.random.default_rng(1), 50)
+    assert (two["learners"], four["learners"], two["problem"]) == (2, 4, None)
+    low, high = four["intervals"]["gaps"]
+    assert low < four["gaps"]["gaps"] < high
+
+
+def test_where_data_parallel_is_missing_no_gap_is_extrapolated():
+    losses = losses_of(by_power_laws, learners=(0, 4))
+    without = losses[(losses.learners > 0) | (losses.params > 50_000)]
+    [four] = extrapolate(without, 2e9, lambda: np.random.default_rng(1), 2)
+    assert four["problem"] == "needs two sizes, and of data-parallel as many"

@@ -72,7 +72,7 @@ def get_tuning(what: str = "methods") -> dict[str, Any]:
             "outer.learning_rate": (0.35, 0.5, 0.7, 1.0, 1.4),
             "outer.momentum": (0.0, 0.3, 0.6, 0.8),
         },
-        "budget": 12,
+        "budget": 5 if what == "intervals" else 12,  # five or ten minutes a run there
         "choosing": baselines.CHOOSING,
     }
 

@@ -118,12 +118,6 @@ def encode(
     return tuple(arrays), tuple(left)
 
 
-def differences(codec: Codec, arrays: Arrays, shapes: Sequence[Shape]) -> tuple[jax.Array, ...]:
-    """What `encode` made the arrays of, piece by piece; pure, for use under jit."""
-    left = iter(arrays)
-    return tuple(codec.decode([next(left) for _ in codec.formats(shape)], shape) for shape in shapes)
-
-
 def check_format(layout: FragmentLayout, p: int, codec: str, arrays: Sequence[np.ndarray]) -> None:
     """Raises InvalidContribution if arrays, which may be anything, are not those of `wire_format`."""
     expected = wire_format(layout, p, codec)
@@ -139,6 +133,12 @@ def check_format(layout: FragmentLayout, p: int, codec: str, arrays: Sequence[np
             )
 
 
+def by_piece(codec: str, shapes: Sequence[Shape], arrays: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """The encoded arrays of each piece of these shapes."""
+    left = iter(arrays)
+    return [tuple(next(left) for _ in CODECS[codec].formats(shape)) for shape in shapes]
+
+
 class FragmentDecoder:
     """Applies encoded differences, on the CPU; for any number of threads at a time once compiled."""
 
@@ -146,13 +146,13 @@ class FragmentDecoder:
         """Compiles nothing yet."""
         self._layout = layout
         self._name, self._codec = codec, CODECS[codec]
-        self._reading = functools.cache(self._compiled)
 
     def compile(self, fragments: Sequence[int] | None = None) -> None:
         """Compiles for these fragments, None: for all, so that no round waits for it."""
         if not self._codec.exact:
             for p in range(self._layout.num_fragments) if fragments is None else fragments:
-                self._reading(self._layout.piece_shapes(p))
+                for shape in self._layout.piece_shapes(p):
+                    _applying(self._name, shape)
 
     def __call__(self, p: int, arrays: Sequence[np.ndarray], anchor: Sequence[np.ndarray]) -> Sequence[Any]:
         """The pieces, float32, whose values are still to be validated; with f32 they are the arrays.
@@ -169,33 +169,20 @@ class FragmentDecoder:
         check_format(self._layout, p, self._name, arrays)
         if self._codec.exact:
             return arrays
-        given = [tuple(aligned(np.asarray(x)) for x in group) for group in (arrays, anchor)]
-        pieces = self._reading(self._layout.piece_shapes(p))(*given)
-        return tuple(np.asarray(piece) for piece in pieces)
-
-    def _compiled(self, shapes: tuple[Shape, ...]) -> jax.stages.Compiled:
-        pieces, arrays = described(self._codec, shapes, host_device())
-        return _read.lower(self._codec, shapes, arrays, pieces).compile()
+        encoded, origins = ([aligned(np.asarray(x)) for x in group] for group in (arrays, anchor))
+        shapes = self._layout.piece_shapes(p)
+        own = by_piece(self._name, shapes, encoded)
+        pieces = [_applying(self._name, shape)(*x) for shape, *x in zip(shapes, own, origins, strict=True)]
+        return tuple(map(np.asarray, pieces))
 
 
 def described(
-    codec: Codec, shapes: Sequence[Shape], device: jax.Device
-) -> tuple[tuple[jax.ShapeDtypeStruct, ...], tuple[jax.ShapeDtypeStruct, ...]]:
-    """Float32 pieces of these shapes on the device, and the arrays that the codec makes of them."""
+    codec: Codec, shape: Shape, device: jax.Device
+) -> tuple[jax.ShapeDtypeStruct, tuple[jax.ShapeDtypeStruct, ...]]:
+    """A float32 tensor of this shape on the device, and the arrays that the codec makes of it."""
     sharding = jax.sharding.SingleDeviceSharding(device)
-    pieces = [(shape, jnp.float32) for shape in shapes]
-    arrays = [part for shape in shapes for part in codec.formats(shape)]
-    made, encoded = (
-        tuple(jax.ShapeDtypeStruct(*part, sharding=sharding) for part in parts) for parts in (pieces, arrays)
-    )
-    return made, encoded
-
-
-# Jitted here and not in each FragmentDecoder, so that JAX compiles it once for all of a process.
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _read(codec: Codec, shapes: tuple[Shape, ...], arrays: Arrays, anchor: Arrays) -> tuple[jax.Array, ...]:
-    steps = differences(codec, arrays, shapes)
-    return tuple(origin - step for origin, step in zip(anchor, steps, strict=True))
+    arrays = tuple(jax.ShapeDtypeStruct(*part, sharding=sharding) for part in codec.formats(shape))
+    return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding), arrays
 
 
 class Difference(NamedTuple):
@@ -208,7 +195,7 @@ class Difference(NamedTuple):
 
 
 class DifferenceEncoder:
-    """Encodes on the CPU; its only state is compiled code. Fragments of equal shapes share it.
+    """Encodes on the CPU, tensor by tensor; its only state is compiled code.
 
     What travels is computed by one program, the version from it by another: within one, XLA might compute a
     code twice and round it in two ways.
@@ -216,12 +203,12 @@ class DifferenceEncoder:
 
     def __init__(self, layout: FragmentLayout, codec: str) -> None:
         """Compiles nothing yet. `codec`: one of `UPDATE_CODECS`, not f32."""
-        self._layout, self._codec = layout, UPDATE_CODECS[codec]
-        self._programs = functools.cache(self._compiled)
+        self._layout, self._codec = layout, codec
 
     def compile(self, p: int) -> None:
-        """Compiles for fragment p, unless it has been done for one of the same shapes."""
-        self._programs(self._layout.piece_shapes(p))
+        """Compiles for fragment p, unless that was done."""
+        for shape in self._layout.piece_shapes(p):
+            _encoding(self._codec, shape)
 
     def __call__(
         self, p: int, last: Sequence[np.ndarray | jax.Array], new: Tensors, left_out: Tensors
@@ -233,38 +220,53 @@ class DifferenceEncoder:
           new: what the outer step made of it; its memory is taken.
           left_out: by earlier updates; its memory is taken.
         """
-        encode, read = self._programs(self._layout.piece_shapes(p))
-        arrays, wanted = encode(last, new, left_out)
-        pieces, left = jax.block_until_ready(read(new, arrays, last, wanted))
-        return Difference(tuple(map(np.asarray, arrays)), pieces, left)
-
-    def _compiled(self, shapes: tuple[Shape, ...]) -> tuple[jax.stages.Compiled, jax.stages.Compiled]:
-        pieces, arrays = described(self._codec, shapes, host_device())
-        return (
-            _encode_difference.lower(self._codec, pieces, pieces, pieces).compile(),
-            _read_difference.lower(self._codec, pieces, arrays, pieces, pieces).compile(),
-        )
-
-
-# Jitted here and not in each DifferenceEncoder, so that JAX compiles them once for all of a process.
+        sent: list[jax.Array] = []
+        read = []
+        shapes = self._layout.piece_shapes(p)
+        for shape, old, made, left in zip(shapes, last, new, left_out, strict=True):
+            encode, decode = _encoding(self._codec, shape)
+            arrays, wanted = encode(old, made, left)
+            sent.extend(arrays)
+            read.append(decode(made, arrays, old, wanted))
+        pieces, left_out = zip(*jax.block_until_ready(read), strict=True)
+        return Difference(tuple(map(np.asarray, sent)), pieces, left_out)
 
 
-@functools.partial(jax.jit, static_argnums=0, donate_argnums=3)
-def _encode_difference(
-    codec: Codec, last: Tensors, new: Tensors, left_out: Tensors
-) -> tuple[Tensors, Tensors]:
-    wanted = tuple(old - made + left for old, made, left in zip(last, new, left_out, strict=True))
-    return tuple(array for value in wanted for array in codec.encode(value)), wanted
+# Kept here and not in each object, so that all of a process share what one compiled: a model has few shapes.
 
 
-@functools.partial(jax.jit, static_argnums=0, donate_argnums=(1, 4), keep_unused=True)
-def _read_difference(
-    codec: Codec, spare: Tensors, arrays: Tensors, last: Tensors, wanted: Tensors
-) -> tuple[Tensors, Tensors]:
-    del spare
-    steps = differences(codec, arrays, [old.shape for old in last])
-    pieces = tuple(old - step for old, step in zip(last, steps, strict=True))
-    return pieces, tuple(value - step for value, step in zip(wanted, steps, strict=True))
+@functools.cache
+def _applying(codec: str, shape: Shape) -> jax.stages.Compiled:
+    """The program that applies an encoded difference to a tensor."""
+
+    def apply(arrays: Tensors, anchor: jax.Array) -> jax.Array:
+        return anchor - CODECS[codec].decode(arrays, shape)
+
+    tensor, arrays = described(CODECS[codec], shape, host_device())
+    return jax.jit(apply).lower(arrays, tensor).compile()
+
+
+@functools.cache
+def _encoding(codec: str, shape: Shape) -> tuple[jax.stages.Compiled, jax.stages.Compiled]:
+    """The programs that encode a tensor's step, and that make the next version of what is sent."""
+
+    def encode(last: jax.Array, new: jax.Array, left_out: jax.Array) -> tuple[Tensors, jax.Array]:
+        wanted = last - new + left_out
+        return UPDATE_CODECS[codec].encode(wanted), wanted
+
+    def read(
+        spare: jax.Array, arrays: Tensors, last: jax.Array, wanted: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        del spare
+        step = UPDATE_CODECS[codec].decode(arrays, shape)
+        return last - step, wanted - step
+
+    tensor, arrays = described(UPDATE_CODECS[codec], shape, host_device())
+    reading = jax.jit(read, donate_argnums=(0, 3), keep_unused=True)
+    return (
+        jax.jit(encode, donate_argnums=2).lower(tensor, tensor, tensor).compile(),
+        reading.lower(tensor, arrays, tensor, tensor).compile(),
+    )
 
 
 class Encoded(NamedTuple):

@@ -11,7 +11,7 @@ import numpy as np
 
 from ddiloco.arrays.host_memory import aligned, host_device
 from ddiloco.outer.codecs import CODECS, GROUP, Shape
-from ddiloco.outer.encoding import described, differences
+from ddiloco.outer.encoding import by_piece, described
 from ddiloco.outer.guards import LINE
 
 assert LINE == GROUP, "a sample has whole groups"
@@ -27,12 +27,6 @@ class MeasuredOffer(NamedTuple):
     anchor: Any = None
 
 
-def by_piece(codec: str, shapes: Sequence[Shape], arrays: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """The encoded arrays of each piece of these shapes."""
-    left = iter(arrays)
-    return [tuple(next(left) for _ in CODECS[codec].formats(shape)) for shape in shapes]
-
-
 class OfferSampler:
     """Decodes lines of offers, on which a guard measures cosines; its only state is compiled code."""
 
@@ -46,7 +40,8 @@ class OfferSampler:
     def compile(self, codec: str) -> None:
         """Compiles for offers in this codec, unless that was done."""
         if not CODECS[codec].exact:
-            _decoding(codec, tuple(self._sampled))
+            for shape in self._sampled:
+                _decoding(codec, shape)
 
     def __call__(
         self, codec: str, arrays: Sequence[np.ndarray], lines: Sequence[np.ndarray | None]
@@ -61,8 +56,10 @@ class OfferSampler:
         if CODECS[codec].exact:
             pieces: Sequence[np.ndarray] = [part for (part,) in parts]
         else:
-            given = tuple(aligned(array) for part in parts for array in part)
-            pieces = _decoding(codec, tuple(self._sampled))(given)
+            pieces = [
+                _decoding(codec, shape)(tuple(map(aligned, part)))
+                for shape, part in zip(self._sampled, parts, strict=True)
+            ]
         return np.concatenate([np.asarray(piece).reshape(-1) for piece in pieces]).astype(np.float64)
 
 
@@ -82,6 +79,6 @@ def _rows(
 
 
 @functools.cache
-def _decoding(codec: str, shapes: tuple[Shape, ...]) -> jax.stages.Compiled:
-    _, arrays = described(CODECS[codec], shapes, host_device())
-    return jax.jit(lambda given: differences(CODECS[codec], given, shapes)).lower(arrays).compile()
+def _decoding(codec: str, shape: Shape) -> jax.stages.Compiled:
+    _, arrays = described(CODECS[codec], shape, host_device())
+    return jax.jit(lambda given: CODECS[codec].decode(given, shape)).lower(arrays).compile()

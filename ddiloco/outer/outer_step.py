@@ -14,10 +14,10 @@ import optax
 
 from ddiloco.arrays.host_memory import aligned, host_device, owned
 from ddiloco.outer.codecs import CODECS, Shape, shaped
-from ddiloco.outer.encoding import DifferenceEncoder, described
+from ddiloco.outer.encoding import DifferenceEncoder, by_piece, described
 from ddiloco.outer.fragments import FragmentLayout, is_embedding, kind_of
 from ddiloco.outer.merging import DIRECT, MERGE_RULES, MIXES, MergedTensor, Sent, norm_of, normalised, summed
-from ddiloco.outer.offers import MeasuredOffer, by_piece
+from ddiloco.outer.offers import MeasuredOffer
 from ddiloco.outer.optimizer import OuterConfig, make_outer_optimizer
 
 Pieces = Sequence[np.ndarray | jax.Array]
@@ -285,7 +285,7 @@ def _measuring(shape: Shape, codec: str, of_parameters: bool) -> jax.stages.Comp
         vector = CODECS[codec].values(arrays, math.prod(shape))
         return norm_of(vector, anchor if of_parameters else None)
 
-    [tensor], arrays = described(CODECS[codec], (shape,), host_device())
+    tensor, arrays = described(CODECS[codec], shape, host_device())
     return jax.jit(measure, keep_unused=True).lower(tensor, arrays).compile()
 
 
@@ -331,8 +331,8 @@ def _of_contributions(
     program: Callable[..., Any], shape: Shape, codecs: tuple[str, ...], numbers: int
 ) -> jax.stages.Compiled:
     """Compiles a program of memory, Theta, contributions in these codecs, and so many numbers of each."""
-    of_codec = {codec: described(CODECS[codec], (shape,), host_device()) for codec in codecs}
-    [tensor], _ = of_codec[codecs[0]]
+    of_codec = {codec: described(CODECS[codec], shape, host_device()) for codec in codecs}
+    tensor, _ = of_codec[codecs[0]]
     each = jax.ShapeDtypeStruct((len(codecs),), jnp.float32, sharding=tensor.sharding)
     encoded = tuple(of_codec[codec][1] for codec in codecs)
     # Without `keep_unused` memory that is only written would be dropped.

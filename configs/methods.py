@@ -115,7 +115,7 @@ def _short() -> list[dict[str, Any]]:
 
 
 def _intervals() -> list[dict[str, Any]]:
-    decay = {"inner.weight_decay": 0.4}
+    decay = {"inner.weight_decay": 0.1}
     rows = [_row("data-parallel", "data_parallel", {}, decay)]
     for label in ("H=24, float32", "H=6, int4"):
         rows.append(_row(label, "decoupled", exchange.CHOICES[label], {**decay, **NESTEROV}))

@@ -15,7 +15,6 @@ out anew first.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -25,11 +24,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from ddiloco.arrays.host_memory import aligned, host_device
+from ddiloco.arrays.host_memory import aligned
 from ddiloco.arrays.sharded_rows import Parts, mesh_axes, spec_of, ways
 from ddiloco.outer.codecs import CODECS, UPDATE_CODECS, ArrayFormat, Codec, Shape
 from ddiloco.outer.fragments import FragmentLayout
 from ddiloco.outer.optimizer import OuterConfig
+from ddiloco.outer.programs import described, shared
 
 Arrays = Sequence[Any]
 Tensors = tuple[jax.Array, ...]
@@ -176,15 +176,6 @@ class FragmentDecoder:
         return tuple(map(np.asarray, pieces))
 
 
-def described(
-    codec: Codec, shape: Shape, device: jax.Device
-) -> tuple[jax.ShapeDtypeStruct, tuple[jax.ShapeDtypeStruct, ...]]:
-    """A float32 tensor of this shape on the device, and the arrays that the codec makes of it."""
-    sharding = jax.sharding.SingleDeviceSharding(device)
-    arrays = tuple(jax.ShapeDtypeStruct(*part, sharding=sharding) for part in codec.formats(shape))
-    return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding), arrays
-
-
 class Difference(NamedTuple):
     """One step of a fragment from a version to the next."""
 
@@ -232,21 +223,18 @@ class DifferenceEncoder:
         return Difference(tuple(map(np.asarray, sent)), pieces, left_out)
 
 
-# Kept here and not in each object, so that all of a process share what one compiled: a model has few shapes.
-
-
-@functools.cache
+@shared
 def _applying(codec: str, shape: Shape) -> jax.stages.Compiled:
     """The program that applies an encoded difference to a tensor."""
 
     def apply(arrays: Tensors, anchor: jax.Array) -> jax.Array:
         return anchor - CODECS[codec].decode(arrays, shape)
 
-    tensor, arrays = described(CODECS[codec], shape, host_device())
+    tensor, arrays = described(CODECS[codec], shape)
     return jax.jit(apply).lower(arrays, tensor).compile()
 
 
-@functools.cache
+@shared
 def _encoding(codec: str, shape: Shape) -> tuple[jax.stages.Compiled, jax.stages.Compiled]:
     """The programs that encode a tensor's step, and that make the next version of what is sent."""
 
@@ -261,7 +249,7 @@ def _encoding(codec: str, shape: Shape) -> tuple[jax.stages.Compiled, jax.stages
         step = UPDATE_CODECS[codec].decode(arrays, shape)
         return last - step, wanted - step
 
-    tensor, arrays = described(UPDATE_CODECS[codec], shape, host_device())
+    tensor, arrays = described(UPDATE_CODECS[codec], shape)
     reading = jax.jit(read, donate_argnums=(0, 3), keep_unused=True)
     return (
         jax.jit(encode, donate_argnums=2).lower(tensor, tensor, tensor).compile(),

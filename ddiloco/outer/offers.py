@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from ddiloco.arrays.host_memory import aligned, host_device
+from ddiloco.arrays.host_memory import aligned
 from ddiloco.outer.codecs import CODECS, GROUP, Shape
-from ddiloco.outer.encoding import by_piece, described
+from ddiloco.outer.encoding import by_piece
 from ddiloco.outer.guards import LINE
+from ddiloco.outer.programs import described, shared
 
 assert LINE == GROUP, "a sample has whole groups"
 
@@ -78,7 +78,7 @@ def _rows(
     return found
 
 
-@functools.cache
+@shared
 def _decoding(codec: str, shape: Shape) -> jax.stages.Compiled:
-    _, arrays = described(CODECS[codec], shape, host_device())
+    _, arrays = described(CODECS[codec], shape)
     return jax.jit(lambda given: CODECS[codec].decode(given, shape)).lower(arrays).compile()

@@ -14,11 +14,12 @@ import optax
 
 from ddiloco.arrays.host_memory import aligned, host_device, owned
 from ddiloco.outer.codecs import CODECS, Shape, shaped
-from ddiloco.outer.encoding import DifferenceEncoder, by_piece, described
+from ddiloco.outer.encoding import DifferenceEncoder, by_piece
 from ddiloco.outer.fragments import FragmentLayout, is_embedding, kind_of
 from ddiloco.outer.merging import DIRECT, MERGE_RULES, MIXES, MergedTensor, Sent, norm_of, normalised, summed
 from ddiloco.outer.offers import MeasuredOffer
 from ddiloco.outer.optimizer import OuterConfig, make_outer_optimizer
+from ddiloco.outer.programs import described, shared
 
 Pieces = Sequence[np.ndarray | jax.Array]
 
@@ -277,7 +278,7 @@ def _zeros(codec: str, shape: Shape) -> tuple[np.ndarray, ...]:
     return tuple(aligned(np.zeros(*part)) for part in CODECS[codec].formats(shape))
 
 
-@functools.cache
+@shared
 def _measuring(shape: Shape, codec: str, of_parameters: bool) -> jax.stages.Compiled:
     """The program that measures one tensor in an offer."""
 
@@ -285,11 +286,11 @@ def _measuring(shape: Shape, codec: str, of_parameters: bool) -> jax.stages.Comp
         vector = CODECS[codec].values(arrays, math.prod(shape))
         return norm_of(vector, anchor if of_parameters else None)
 
-    tensor, arrays = described(CODECS[codec], shape, host_device())
+    tensor, arrays = described(CODECS[codec], shape)
     return jax.jit(measure, keep_unused=True).lower(tensor, arrays).compile()
 
 
-@functools.cache
+@shared
 def _adding(shape: Shape, codecs: tuple[str, ...], of_parameters: bool, more: bool) -> jax.stages.Compiled:
     """The program that adds up contributions, each times a number, in memory that it is given.
 
@@ -308,7 +309,7 @@ def _adding(shape: Shape, codecs: tuple[str, ...], of_parameters: bool, more: bo
     return _of_contributions(add, shape, codecs, 1)
 
 
-@functools.cache
+@shared
 def _merging(rule: str, shape: Shape, codecs: tuple[str, ...], of_parameters: bool) -> jax.stages.Compiled:
     """The program of a rule that takes all contributions at once, absent ones with weight 0."""
 
@@ -331,7 +332,7 @@ def _of_contributions(
     program: Callable[..., Any], shape: Shape, codecs: tuple[str, ...], numbers: int
 ) -> jax.stages.Compiled:
     """Compiles a program of memory, Theta, contributions in these codecs, and so many numbers of each."""
-    of_codec = {codec: described(CODECS[codec], shape, host_device()) for codec in codecs}
+    of_codec = {codec: described(CODECS[codec], shape) for codec in codecs}
     tensor, _ = of_codec[codecs[0]]
     each = jax.ShapeDtypeStruct((len(codecs),), jnp.float32, sharding=tensor.sharding)
     encoded = tuple(of_codec[codec][1] for codec in codecs)
@@ -363,7 +364,7 @@ def _as_values(array: jax.Array, shape: Shape) -> jax.Array:
     return jnp.pad(flat, (0, math.prod(shape) - flat.size)).reshape(shape)
 
 
-@functools.cache
+@shared
 def _stepping(config: OuterConfig, shape: Shape) -> jax.stages.Compiled:
     """The program of the outer optimizer's step, in the memory of the merged outer gradient."""
 

@@ -28,6 +28,7 @@ _QUICK = flags.DEFINE_bool(
 _SCHEDULES = flags.DEFINE_integer(
     "schedules", 10_000, "Benchmark schedules: how many to explore.", lower_bound=1
 )
+_FIRST = flags.DEFINE_integer("first", 0, "Benchmark schedules: the first seed.", lower_bound=0)
 _SEED = flags.DEFINE_integer(
     "seed", None, "Benchmark schedules: replay this seed's, and print its last events.", lower_bound=0
 )
@@ -43,7 +44,7 @@ _LEARNERS = flags.DEFINE_integer("learners", 1000, "Benchmark fanin: learners.",
 _HOSTS = flags.DEFINE_integer("hosts", 1, "Benchmark fanin: hosts of each learner.", lower_bound=1)
 _FRAGMENTS = flags.DEFINE_integer("fragments", 24, "Benchmark fanin: P.", lower_bound=1)
 _RATE = flags.DEFINE_float("rate", 0.5, "Benchmark fanin: steps a second of each learner.", lower_bound=0.01)
-_OF = {"schedules": "schedules", "seed": "schedules", "fair": "schedules", "size": "accelerator"}
+_OF = {**dict.fromkeys(("schedules", "first", "seed", "fair"), "schedules"), "size": "accelerator"}
 _OF |= dict.fromkeys(("learners", "hosts", "fragments", "rate"), "fanin")
 
 
@@ -60,11 +61,16 @@ def main(arguments) -> int:
         if name != wanted:
             program.refuse_flags([flag], f"has no use for benchmark {name}; it is for {wanted}")
     if _SEED.value is not None:
-        program.refuse_flags(["schedules"], "has no use with --seed, which replays one")
+        program.refuse_flags(["schedules", "first"], "has no use with --seed, which replays one")
     # The plain average that merging is held against runs as JAX runs it by default.
     platform.prepare(keep_memory=name != "merge")
     more = {
-        "schedules": {"schedules": _SCHEDULES.value, "seed": _SEED.value, "fair": _FAIR.value},
+        "schedules": {
+            "schedules": _SCHEDULES.value,
+            "first": _FIRST.value,
+            "seed": _SEED.value,
+            "fair": _FAIR.value,
+        },
         "accelerator": {"size": _SIZE.value},
         "fanin": {
             "learners": _LEARNERS.value,

@@ -5,9 +5,13 @@ Seconds are of processor time, of the one thread that there is: what else the ma
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import random
 import time
+from collections.abc import Iterator
 
+from ddiloco.telemetry.progress import Progress
 from ddiloco.virtual.calendar import Calendar
 from experiments.bench.measuring import row
 from experiments.studies.schedules.ledger import Violation
@@ -17,9 +21,13 @@ SAMPLED = 10  # one of this many schedules also runs for the reference and for t
 
 
 def run(
-    quick: bool = False, schedules: int = 10_000, seed: int | None = None, fair: bool = False
+    quick: bool = False,
+    schedules: int = 10_000,
+    first: int = 0,
+    seed: int | None = None,
+    fair: bool = False,
 ) -> list[dict]:
-    """Explores so many seeds, 0, 1, 2 ... (`quick`: at most 100); or replays one `seed`, and has no rows.
+    """Explores so many seeds (`quick`: at most 100) from `first` on; or replays one `seed`, without rows.
 
     If `fair`, of the schedules in which nothing goes wrong, and everybody's work must be merged.
 
@@ -39,13 +47,13 @@ def run(
     seconds = {"checked": 0.0, "unchecked": 0.0, "bare": 0.0}
     events = sampled = sampled_events = 0
     states: set[int] = set()
-    for number in range(count):
+    for number in _shown(range(first, first + count)):
         begun = time.process_time()
         explored = explore(number, fair)
         took = time.process_time() - begun
         events += explored.events
         states |= explored.states
-        if number % SAMPLED == 0:
+        if (number - first) % SAMPLED == 0:
             sampled, sampled_events = sampled + 1, sampled_events + explored.events
             seconds["checked"] += took
             seconds["unchecked"] += _timed(schedule_of(number, fair, checked=False).run)
@@ -68,6 +76,32 @@ def replay(seed: int, fair: bool = False) -> None:
     finally:
         print("\n".join([*schedule.history(), ""]))
     print(f"seed {seed}: every rule held after each of {schedule.events} events")
+
+
+def _shown(seeds: range) -> Iterator[int]:
+    """The seeds, with a line that says how many were explored, and garbage that is collected between them."""
+    progress, shown = Progress(), time.monotonic()
+    with _seldom_collected():
+        for number, seed in enumerate(seeds):
+            if time.monotonic() >= shown + progress.every:
+                shown = time.monotonic()
+                progress.show([f"{number} of {len(seeds)} schedules"])
+            if number % SAMPLED == 0:
+                gc.collect()
+            yield seed
+    progress.end()
+
+
+@contextlib.contextmanager
+def _seldom_collected() -> Iterator[None]:
+    """No collection but those asked for: a schedule's objects are many, and most stay until its end."""
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()
 
 
 def _timed(call) -> float:

@@ -32,7 +32,7 @@ def test_a_schedule_that_breaks_a_rule_ends_the_benchmark_with_the_command_that_
     quorum_off_by_one(monkeypatch)
     seed, message = first_to_break()
     with pytest.raises(Violation) as told:
-        bench_schedules.run(schedules=seed + 1)
+        bench_schedules.run(first=seed, schedules=1)
     assert str(told.value) == message
     assert message.startswith(
         f"python -m experiments.bench schedules --seed={seed}: a merge has its quorum: "

@@ -8,6 +8,7 @@ import gc
 import importlib.metadata
 import os
 import pathlib
+import signal
 import time
 from unittest import mock
 
@@ -23,6 +24,10 @@ hypothesis.settings.register_profile(
     "unhurried", deadline=None, max_examples=int(os.environ.get("EXAMPLES", times(40, 100)))
 )
 hypothesis.settings.load_profile("unhurried")
+
+# What a shell runs in the background ignores it, and so would the processes that tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 FLAGS = (

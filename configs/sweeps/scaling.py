@@ -71,7 +71,7 @@ def get_sweep(argument: str = "loss") -> list[dict]:
     if part == "muon":
         return [
             _point(size, TOKENS_A_PARAMETER[-1], system, seed=seed) | _muon(system)
-            for system in (SYSTEMS[0], *reversed(SYSTEMS[1:]))  # what is doubtful first
+            for system in SYSTEMS
             for seed in micro.SEEDS
             for size in sizes
         ]

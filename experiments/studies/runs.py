@@ -95,7 +95,7 @@ class PlannedRun:
         return lacking(self.workdir, self.settings)
 
     def command(self) -> list[str]:
-        """The arguments with which the run begins, or continues where it was; one of other settings goes aside.
+        """The arguments with which the run begins or continues; one of other settings is set aside.
 
         Also one that begins is told that it will be continued: it then ends in time where it is interrupted.
         """

@@ -235,7 +235,17 @@ def train(
     Raises:
       UsageError: the first run to end had one, as all others might; those are ended too.
     """
-    engine = engine or ThisMachine()
+    try:
+        return _train(planned, jobs, ended, engine or ThisMachine())
+    except KeyboardInterrupt:
+        left = sum(run.lacks() is not None for run in planned)
+        program.print_err(f"interrupted with {left} of {len(planned)} runs to do; the same command goes on")
+        raise
+
+
+def _train(
+    planned: Sequence[PlannedRun], jobs: int, ended: Callable[[PlannedRun], None], engine: Engine
+) -> list[str]:
     lacking = [(i, run, run.lacks()) for i, run in enumerate(planned, start=1)]
     waiting = collections.deque((i, run, why) for i, run, why in lacking if why is not None)
     failed, has_run, under_way = [], False, 0
@@ -259,9 +269,6 @@ def train(
     except KeyboardInterrupt as error:
         at_once = "" if isinstance(error, program.Interrupted) else _AT_ONCE
         program.print_err(f"saving what is under way{at_once}")
-        engine.close()
-        left = sum(run.lacks() is not None for run in planned)
-        program.print_err(f"interrupted with {left} of {len(planned)} runs to do; the same command goes on")
         raise
     finally:
         engine.close()

@@ -62,8 +62,9 @@ def main(_) -> int:
         settings = program.config_arguments()
         code = run_all(experiment, settings, workdir, stop, program.print_err, profile=steps, resume=resume)
         return 128 + received[0] if received and code in (0, 128 + signal.SIGTERM) else code
+    hooks = Hooks(profile=profile, comes_back=lambda: exit_handling.comes_back(resume, received))
     try:
-        result = run_job(experiment, workdir, stop, resume=resume, hooks=Hooks(profile=profile))
+        result = run_job(experiment, workdir, stop, resume=resume, hooks=hooks)
     except (DurableStateError, run_mark.RunMarkError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

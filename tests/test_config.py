@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ml_collections import ConfigDict
 
-from configs import chaos, dense, heterogeneous, loop, micro, multimodal, scavenging, sections
+from configs import accelerator, chaos, dense, heterogeneous, loop, micro, multimodal, scavenging, sections
 from ddiloco.config import ConfigError, build, leaves, section, setting, to_dict
 from ddiloco.models import MODELS
-from ddiloco.settings.experiment import all_settings, parse, to_json
+from ddiloco.settings.experiment import all_settings, parse, to_json, with_steps_of_tokens
 from tests.refusals import refusal
 
 PRESETS = [f"{size},decoupled" for size in dense.SIZES]
@@ -340,3 +340,10 @@ def test_settings_of_a_loop_are_what_every_process_reads():
     config.model.settings.act = len
     with pytest.raises(ConfigError, match=r"^config\.model\.settings: must be values that JSON has: "):
         parse(config)
+
+
+def test_each_row_of_the_accelerators_comparison_has_whole_steps_of_as_many_tokens():
+    for row in accelerator.get_comparison():
+        e = with_steps_of_tokens(parse(accelerator.get_config(row["preset"])))
+        step = e.sync.num_learners * e.train.batch_size * e.data.sequence_length
+        assert e.train.steps * step == accelerator.TOKENS, row["label"]

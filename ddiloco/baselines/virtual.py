@@ -157,7 +157,7 @@ def run_virtual_baseline(assembly: Assembly, record: Callable[[Any], None], stop
     e, arrays = assembly.experiment, JobArrays(assembly)
     arrays.begin()
     clock = JobClock(e, assembly.num_params, record)
-    evaluations = Evaluations(arrays.score, e.eval.every, record, clock=lambda: clock.now)
+    evaluations = Evaluations(arrays.scorer(), e.eval.every, record, clock=lambda: clock.now)
 
     def train(step: int) -> None:
         tokens, metrics = arrays.step(step - 1)

@@ -32,7 +32,7 @@ from ddiloco.telemetry import records
 from ddiloco.training.step_meter import StepMeter
 from ddiloco.workers.assembly import Assembly
 from ddiloco.workers.checkpointing import Checkpointing
-from ddiloco.workers.evaluator import Evaluations
+from ddiloco.workers.evaluator import Evaluations, unless
 from ddiloco.workers.learner_arrays import STEPS_IN_FLIGHT, Equipment, TrainingArrays
 from ddiloco.workers.run_result import Outcome
 
@@ -50,7 +50,7 @@ class JobArrays(TrainingArrays):
         super().__init__(Equipment(program, None, assembly.batches(self._shards)))
         self._assembly = assembly
         self.tokens = 0  # of the steps that are complete
-        self.score = assembly.scorer(mesh)
+        self.scorer = functools.partial(assembly.scorer, mesh)
         flops = assembly.recipe.step_flops(assembly.recipe.kind(self._shards))
         self.meter = StepMeter(mesh.devices.flat, flops, assembly.peak_flops(mesh))
 
@@ -159,15 +159,18 @@ class BaselineRun:
         record: Callable[[Any], None],
         stop: threading.Event,
         workdir: pathlib.Path | None = None,
+        comes_back: Callable[[], bool] = lambda: False,
     ) -> None:
         """Resumes the run in the workdir, if one has begun there; None: nothing is saved.
+
+        `comes_back`: as of `LocalRun`.
 
         Raises:
           ConfigError: the disk refuses, or its run cannot be resumed.
           RunMarkError: the mark of the run in the workdir cannot be read.
         """
         e = self._experiment = assembly.experiment
-        self._record, self._stop = record, stop
+        self._record, self._stop, self._comes_back = record, stop, comes_back
         self._arrays = JobArrays(assembly)
         try:
             self._states = None if workdir is None else JobStates(e, workdir, record)
@@ -175,7 +178,8 @@ class BaselineRun:
         except (OSError, ValueError) as error:
             raise ConfigError(f"workdir: {workdir}: {records.reason(error)}") from None
         self._begin = 0 if state is None else state.header.work.clock
-        self._evaluations = Evaluations(self._arrays.score, e.eval.every, record, since=self._begin)
+        score = self._arrays.scorer(functools.partial(unless, stop))  # what it ends with is scored anew
+        self._evaluations = Evaluations(score, e.eval.every, record, since=self._begin)
         if state is None:
             self._arrays.begin()
             self._evaluate(0)
@@ -208,8 +212,11 @@ class BaselineRun:
         if states is not None:
             states.keeper.last(functools.partial(self._state, step))
         self._enter(State.FINISHED)
-        loss = self._evaluate(step)
-        return Outcome(self._arrays.parameters(), step, loss, step == e.train.steps, failure=None)
+        finished, loss = step == e.train.steps, None
+        if finished or not self._comes_back():
+            last = Evaluations(self._arrays.scorer(), 0, self._record)
+            loss = last.evaluate(step, self._arrays.tokens, self._arrays.params)
+        return Outcome(self._arrays.parameters(), step, loss, finished, failure=None)
 
     def _start_step(self, step: int) -> tuple[int, int, dict[str, jax.Array], float]:
         tokens, metrics = self._arrays.step(step)
@@ -226,9 +233,9 @@ class BaselineRun:
         arrays, values = self._arrays.state()
         return self._states.state(step, self._arrays.tokens, arrays, values["position"])
 
-    def _evaluate(self, step: int) -> float:
+    def _evaluate(self, step: int) -> None:
         self._arrays.meter.interrupted()
-        return self._evaluations.evaluate(step, self._arrays.tokens, self._arrays.params)
+        self._evaluations.evaluate(step, self._arrays.tokens, self._arrays.params)
 
     def _enter(self, state: State) -> None:
         self._record(records.StateChanged(0, state, time.time()))

@@ -34,7 +34,7 @@ from ddiloco.telemetry.waits import waiting
 from ddiloco.workers.assembly import Assembly
 from ddiloco.workers.checkpointing import Checkpointing
 from ddiloco.workers.durable_start import durable_start
-from ddiloco.workers.evaluator import Evaluations, Evaluator
+from ddiloco.workers.evaluator import Evaluations, Evaluator, unless
 from ddiloco.workers.exchange import CheckpointWritten, Delivery, EventDelivery, InnerState, Leave, Pieces
 from ddiloco.workers.learner_arrays import Equipment
 from ddiloco.workers.learner_worker import Checkpoints, LearnerWorker
@@ -107,10 +107,12 @@ class LocalRun:
         record: Callable[[Any], None],
         stop: threading.Event,
         workdir: pathlib.Path | None = None,
+        comes_back: Callable[[], bool] = lambda: False,
     ) -> None:
         """`workdir`: for merged fragments, tapes and snapshots; None: nothing is stored.
 
-        A run in the workdir is continued.
+        A run in the workdir is continued. `comes_back`: whether another process will continue this one, once
+        `stop` is set: then its last parameters are not scored.
 
         Raises:
           ConfigError: the workdir cannot be written.
@@ -118,6 +120,7 @@ class LocalRun:
         """
         e = assembly.experiment
         self._assembly, self._record, self._stop, self._workdir = assembly, record, stop, workdir
+        self._comes_back = comes_back
         compiler = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="compile")
         equipment = compiler.submit(assembly.equipment)  # beside the syncer's part
         compiler.shutdown(wait=False)
@@ -174,10 +177,11 @@ class LocalRun:
         finally:  # also after an interrupt of a caller that lives on, such as a notebook's cell
             self._end()
         params, step, loss = self._model.parameters(), self._syncer.core.step, None
-        if not self._evaluator.broken:
+        finished = self._syncer.core.finished
+        if not self._evaluator.broken and (finished or not self._comes_back()):
             with waiting("the last evaluation"):
                 loss = self._last_evaluation.evaluate(step, self._tokens_so_far(), params)
-        return Outcome(params, step, loss, finished=self._syncer.core.finished, failure=self._failure())
+        return Outcome(params, step, loss, finished, failure=self._failure())
 
     def _end(self) -> None:
         for learner in self._learners:
@@ -278,10 +282,13 @@ class LocalRun:
                     return
 
     def _between_steps(self, call: Callable[[], Any]) -> Any:
-        """Makes an evaluation's call: between a learner's steps if it uses that learner's devices."""
+        """Makes an evaluation's call: between a learner's steps if it uses that learner's devices.
+
+        Raises Abandoned once the run is to stop: what it ends with is scored anew.
+        """
         if self._scoring_learner is None or not self._learners:
-            return call()
-        return self._learners[self._scoring_learner].between_steps(call)
+            return unless(self._stop, call)
+        return unless(self._stop, lambda: self._learners[self._scoring_learner].between_steps(call))
 
     def _over(self) -> bool:
         all_dead = all(learner.failure is not None for learner in self._learners)

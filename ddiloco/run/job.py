@@ -64,11 +64,14 @@ class Hooks:
       claim: takes what else the run needs for itself alone, such as a port; may raise ConfigError.
       fail: makes durable that the run has failed for good, and why, before it ends.
       profile: takes a trace of some steps.
+      comes_back: whether another process will go on with a run that is ended early: who waits for the end of
+        this one waits for no score and no sample, which that one makes.
     """
 
     claim: Callable[[], None] = lambda: None
     fail: Callable[[str], None] = lambda why: None
     profile: StepProfile | None = None
+    comes_back: Callable[[], bool] = lambda: False
 
 
 _NO_HOOKS = Hooks()
@@ -251,7 +254,7 @@ def _run_owned(
         if runner is not None:
             outcome = runner(assembly, record, stop)
         else:
-            outcome = _run(experiment, assembly, record, stop, workdir)
+            outcome = _run(experiment, assembly, record, stop, workdir, hooks.comes_back)
         extra |= {
             "interrupted": stop.is_set() and not outcome.finished and skips.failure is None,
             "driver": experiment.driver,
@@ -270,9 +273,10 @@ def _run_owned(
                 extra["finished"] = outcome.finished
             except checkpoints.CheckpointError as error:
                 failure = failure or str(error)
-            remote = experiment.driver == "remote"
-            with waiting("the sample"):
-                sample = outcome.sample if remote else assembly.sample(outcome.params)
+            sample = outcome.sample
+            if experiment.driver != "remote" and (outcome.finished or not hooks.comes_back()):
+                with waiting("the sample"):
+                    sample = assembly.sample(outcome.params)
     finally:
         for watch in filter(None, (profile, exports)):
             watch.close()
@@ -297,13 +301,14 @@ def _run(
     record: Callable[[Any], None],
     stop: threading.Event,
     workdir: pathlib.Path | None = None,
+    comes_back: Callable[[], bool] = lambda: False,
 ) -> Outcome:
     if experiment.driver == "local":
         if experiment.algorithm in BASELINES:
             from ddiloco.baselines.wall import BaselineRun as Run
         else:
             from ddiloco.local.run import LocalRun as Run
-        return Run(assembly, record, stop, workdir).run()
+        return Run(assembly, record, stop, workdir, comes_back).run()
     import ddiloco.baselines.virtual as baselines
     import ddiloco.virtual.run as virtual
 

@@ -7,7 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -15,7 +15,19 @@ from ddiloco.telemetry import records
 from ddiloco.workers.assembly import Scorer
 
 Params = Mapping[str, Any]
+Result = TypeVar("Result")
 _Offer = tuple[int, int, Callable[[], Mapping[str, np.ndarray]]]  # step, tokens, parameters
+
+
+class Abandoned(Exception):
+    """An evaluation that the end of the run does not wait for."""
+
+
+def unless(stop: threading.Event, call: Callable[[], Result]) -> Result:
+    """Makes a scorer's call of the devices; raises Abandoned once `stop` is set."""
+    if stop.is_set():
+        raise Abandoned
+    return call()
 
 
 class Evaluations:
@@ -46,9 +58,12 @@ class Evaluations:
     def evaluate(self, step: int, tokens: int, params: Params) -> float | None:
         """Scores parameters and records the result; gives the loss. `tokens`: trained on so far.
 
-        None, without a record, where there is no score.
+        None, without a record, where there is no score, or it is abandoned.
         """
-        score = self._score(params)
+        try:
+            score = self._score(params)
+        except Abandoned:
+            return None
         if score is None:
             return None
         self._record(records.Evaluated(step, tokens, self._clock(), score.loss, score.statistics))

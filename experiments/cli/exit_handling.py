@@ -45,6 +45,14 @@ def stop_on_signals(grace: float = 0.0, saving: str = "") -> tuple[threading.Eve
     return stop, received
 
 
+def comes_back(resume: bool | int | None, received: Sequence[int]) -> bool:
+    """Whether another process will go on with the run that these signals end.
+
+    Who asks for `--resume=auto` (None) starts another; an operator's order, and a Ctrl-C, are for the run.
+    """
+    return resume is None and bool(OF_OTHERS & {*received})
+
+
 @contextlib.contextmanager
 def interrupts() -> Iterator[None]:
     """Within it the first SIGTERM or SIGHUP raises Interrupted in the main thread.
@@ -129,7 +137,9 @@ def print_result(result, workdir: pathlib.Path, received: Sequence[int]) -> int:
         virtual = "virtual " if s.get("driver") == "virtual" else ""
         shares = f"{s.get('step')} steps in {s.get('wall_seconds') or 0:.0f} {virtual}s, {shares}"
     else:
-        shares = f"held-out loss {loss:.4f} nats/token, {shares}"
+        scored = s["eval_history"][-1]["step"]  # an earlier one, if another process will go on
+        at = "" if scored == s.get("step") else f" at step {scored}"
+        shares = f"held-out loss {loss:.4f} nats/token{at}, {shares}"
     early = "" if s.get("finished") else f"ended early, at step {s.get('step')}: "
     print(f"{early}{shares}")
     print("  ".join(f"{workdir}/{name}" for name in MADE if (workdir / name).exists()))

@@ -134,8 +134,7 @@ class _Process:
             security=security,
             folder=workdir / FOLDER,
             alone=finish,
-            # Who asks for "auto" starts another; an operator's order, and a Ctrl-C, are for the run.
-            comes_back=lambda: resume is None and bool(exit_handling.OF_OTHERS & {*self.received}),
+            comes_back=lambda: exit_handling.comes_back(resume, self.received),
         )
         try:
             result = run_job(

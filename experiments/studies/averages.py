@@ -135,7 +135,8 @@ def _scored_job(experiment: Experiment, stop: threading.Event) -> list[dict[str,
     # Copies, since the next step takes the memory of the parameters.
     first, interval = jax.tree.map(jnp.copy, arrays.params), experiment.sync.interval
     means = {name: Mean(rounds * interval, first) for name, rounds in AVERAGES.items()}
-    points = [_point(experiment.seed, 0, GLOBAL, arrays.score(arrays.params))]
+    score = arrays.scorer()
+    points = [_point(experiment.seed, 0, GLOBAL, score(arrays.params))]
     for step in range(1, last + 1):
         if stop.is_set():
             break
@@ -145,7 +146,7 @@ def _scored_job(experiment: Experiment, stop: threading.Event) -> list[dict[str,
             mean.take(arrays.params)
         if step == last or (every and step % every == 0):
             scored = {GLOBAL: arrays.params, **{name: mean.value for name, mean in means.items()}}
-            points += [_point(experiment.seed, step, name, arrays.score(p)) for name, p in scored.items()]
+            points += [_point(experiment.seed, step, name, score(p)) for name, p in scored.items()]
     return points
 
 

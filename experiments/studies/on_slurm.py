@@ -27,7 +27,10 @@ def submit(planned: Sequence[PlannedRun], nodes: slurm.Nodes, folder: pathlib.Pa
     lacking = [run for run in planned if run.lacks() is not None]
     if not lacking:
         return 0
-    commands = [slurm.ArrayTask(run.command(), run.again()) for run in lacking]
+    commands = []
+    for one in lacking:
+        command = one.command()  # without `again` where another run is to be set aside, once
+        commands.append(slurm.ArrayTask(command, [more for more in one.again() if more not in command]))
     plan = slurm.plan_runs(folder.parent.name, runs.PROGRAM, commands, nodes)
     with program.os_errors_as_usage("output", folder):
         plan.write(folder)

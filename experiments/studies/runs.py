@@ -20,6 +20,7 @@ from experiments.cli import exit_handling, program
 
 PROGRAM = "experiments.train"
 _MAX_NAME_LENGTH = 200  # file systems allow 255 bytes
+_AT_ONCE = "; a second Ctrl-C ends this at once, unsaved"
 
 
 def folder_name(text: str) -> str:
@@ -94,9 +95,13 @@ class PlannedRun:
         return lacking(self.workdir, self.settings)
 
     def command(self) -> list[str]:
-        """The arguments with which the run continues where it was, if it can and has begun."""
-        begun = not finished(self.workdir) and differing(self.workdir, self.settings) is None
-        return [*self.arguments(), *(self.again() if begun else [])]
+        """The arguments with which the run begins or continues; one of other settings is set aside.
+
+        Also one that begins is told that it will be continued: it then ends in time where it is interrupted.
+        """
+        there = (self.workdir / "config.json").exists()
+        other = there and (finished(self.workdir) or differing(self.workdir, self.settings) is not None)
+        return [*self.arguments(), *([] if other else self.again())]
 
     def again(self) -> list[str]:
         """The argument that is added where the run may have begun; a virtual one begins anew."""
@@ -230,7 +235,17 @@ def train(
     Raises:
       UsageError: the first run to end had one, as all others might; those are ended too.
     """
-    engine = engine or ThisMachine()
+    try:
+        return _train(planned, jobs, ended, engine or ThisMachine())
+    except KeyboardInterrupt:
+        left = sum(run.lacks() is not None for run in planned)
+        program.print_err(f"interrupted with {left} of {len(planned)} runs to do; the same command goes on")
+        raise
+
+
+def _train(
+    planned: Sequence[PlannedRun], jobs: int, ended: Callable[[PlannedRun], None], engine: Engine
+) -> list[str]:
     lacking = [(i, run, run.lacks()) for i, run in enumerate(planned, start=1)]
     waiting = collections.deque((i, run, why) for i, run, why in lacking if why is not None)
     failed, has_run, under_way = [], False, 0
@@ -251,8 +266,9 @@ def train(
                 if code or why:
                     failed.append(f"{run.name} ({why or f'exit status {code}'})")
                 ended(run)
-    except KeyboardInterrupt:
-        program.print_err("saving what is under way; a second Ctrl-C ends this at once, unsaved")
+    except KeyboardInterrupt as error:
+        at_once = "" if isinstance(error, program.Interrupted) else _AT_ONCE
+        program.print_err(f"saving what is under way{at_once}")
         raise
     finally:
         engine.close()

@@ -17,7 +17,7 @@ from tests.workbench import devices, experiment
 SNAPSHOTS = {"every": 5, "keep": 9}
 
 
-def run(settings, workdir=None, stop_after=None):
+def run(settings, workdir=None, stop_after=None, comes_back=False):
     """The outcome of a baseline, and what it recorded; stopped once so many steps are recorded."""
     taken, stop = [], threading.Event()
 
@@ -30,7 +30,7 @@ def run(settings, workdir=None, stop_after=None):
             stop.set()
 
     with devices(1):
-        return BaselineRun(assembly_of(settings), record, stop, workdir).run(), taken
+        return BaselineRun(assembly_of(settings), record, stop, workdir, lambda: comes_back).run(), taken
 
 
 def steps(taken):
@@ -55,6 +55,16 @@ def test_a_job_goes_on_from_its_checkpoint_and_from_a_snapshot_as_if_it_had_neve
     again, after = run(settings, tmp_path)
     assert parameters_sha256(again.params) == parameters_sha256(whole.params)
     assert steps(after) == steps(taken)[begins:]
+
+
+def test_a_job_that_comes_back_is_scored_at_its_end_alone(data_dir, tmp_path):
+    settings = experiment(data_dir, "data_parallel", eval={"every": 0})
+    scored = []
+    for stop_after in (3, None):
+        outcome, taken = run(settings, tmp_path, stop_after, comes_back=True)
+        scored += [one.step for one in taken if isinstance(one, records.Evaluated)]
+        assert (outcome.eval_loss is None) is (stop_after is not None)
+    assert scored == [0, 12] and outcome.finished
 
 
 def test_other_learners_take_over_the_data_of_a_data_parallel_job(data_dir, tmp_path):

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from configs import (
+    accelerator,
     chaos,
     chaos_processes,
     cross_region,
@@ -30,6 +31,7 @@ from tests.refusals import refusal
 DRIVERS = ("local", "remote", "virtual")
 LEARNERS = (1, 9)
 AXES = {
+    "accelerator": (accelerator.ALGORITHMS, dense.EXCHANGES),
     "chaos": (chaos.PRESETS, micro.OR_TINY),
     "chaos_processes": (chaos_processes.SECONDS,),
     "cross_region": ([f"{algorithm},{codec},5,5" for algorithm, codec in cross_region.ROWS.values()],),

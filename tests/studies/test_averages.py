@@ -78,7 +78,7 @@ def test_a_job_without_learners_has_averages_over_the_steps_of_as_many_rounds(da
             seen.append({name: np.float64(value) for name, value in job.params.items()})
         weights = (1 - 1 / 4) ** np.arange(6)[::-1]  # two rounds of two steps
         mean = {name: np.average([one[name] for one in seen], 0, weights) for name in seen[0]}
-        want = job.score({name: np.float32(value) for name, value in mean.items()}).loss
+        want = job.scorer()({name: np.float32(value) for name, value in mean.items()}).loss
     losses = {(point["step"], point["name"]): point["loss"] for point in points}
     assert list(losses) == [(0, GLOBAL), *((step, name) for step in (4, 6) for name in (GLOBAL, *OF_ROUNDS))]
     assert losses[6, OF_ROUNDS[0]] == pytest.approx(want, rel=1e-6)

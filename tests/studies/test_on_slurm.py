@@ -73,7 +73,7 @@ def test_each_task_is_one_of_the_runs(commands, told, tmp_path):
         assert task(commands, tmp_path, number) == 0
         (*_, call) = commands.calls("python")
         workdir = f"--workdir={tmp_path}/sweep/seed={seed}"
-        given = ["--config.seed=" + str(seed), "--config.driver=local"]
+        given = ["--config.seed=" + str(seed), "--config.driver=local", "--resume=auto"]
         assert call == ["-m", "experiments.train", f"--config={CONFIG}", workdir, *given]
     assert not commands.calls("scontrol")
 
@@ -83,7 +83,7 @@ def test_a_task_that_was_in_the_queue_before_continues_where_it_can(commands, to
     submit(tmp_path, driver)
     assert task(commands, tmp_path, 1, SLURM_RESTART_COUNT="1") == 0
     (call,) = commands.calls("python")
-    assert call[-1:] == (again or [f"--config.driver={driver}"])
+    assert call[-1:] == (again or [f"--config.driver={driver}"]) and call.count("--resume=auto") == len(again)
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,11 @@ def test_ctrl_c_ends_the_runs_under_way_and_starts_no_other(ctrl_c, told, tmp_pa
     with pytest.raises(KeyboardInterrupt):
         runs.train(planned, 1, ended.append)
     assert ended == []
-    assert told == ["[1/2] first", "saving what is under way; a second Ctrl-C ends this at once, unsaved"]
+    assert told == [
+        "[1/2] first",
+        "saving what is under way; a second Ctrl-C ends this at once, unsaved",
+        "interrupted with 2 of 2 runs to do; the same command goes on",
+    ]
 
 
 def test_a_second_ctrl_c_ends_also_runs_that_do_not_end(ctrl_c, told, tmp_path, monkeypatch):

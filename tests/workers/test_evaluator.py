@@ -8,7 +8,7 @@ import pytest
 
 from ddiloco.telemetry.records import Evaluated
 from ddiloco.training.evaluation import Score
-from ddiloco.workers.evaluator import Evaluator
+from ddiloco.workers.evaluator import Evaluations, Evaluator, unless
 from tests.remote.ends import until
 
 
@@ -130,3 +130,21 @@ def test_a_first_evaluation_that_fails_is_known_at_once(made):
     until(lambda: evaluator.broken, "the failure")
     assert evaluator.failure == "at step 0: ValueError: no device" and not taken
     assert evaluator.stop(30)
+
+
+def test_an_evaluation_is_abandoned_at_its_next_call_of_the_devices_once_the_run_is_to_stop():
+    stop, made, taken = threading.Event(), [], []
+
+    def batch(number):
+        made.append(number)
+        if number == 1:
+            stop.set()
+        return float(number)
+
+    def score(params):
+        return Score(sum(unless(stop, lambda i=i: batch(i)) for i in range(params["batches"])))
+
+    evaluations = Evaluations(score, 0, taken.append)
+    assert evaluations.evaluate(4, 77, {"batches": 1}) == 0.0
+    assert evaluations.evaluate(8, 99, {"batches": 9}) is None
+    assert (made, [one.step for one in taken]) == ([0, 0, 1], [4])

@@ -53,7 +53,9 @@ def wheel(tmp_path_factory):
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder / "tree" / name)
     with tarfile.open(built("sdist", folder / "tree", folder)) as archive:
-        archive.extractall(folder / "unpacked", filter="data")
+        # Of Python's first 3.11 there is no filter.
+        safe = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+        archive.extractall(folder / "unpacked", **safe)
     [source] = (folder / "unpacked").iterdir()
     return built("wheel", source, folder)
 

@@ -207,7 +207,7 @@ def gaps_at(losses: pd.DataFrame, params: float) -> dict[str, float]:
 
 def percentiles(samples: Sequence[Mapping[str, float]]) -> dict[str, Interval]:
     """The 95% interval of each figure over these draws of all."""
-    return {name: tuple(np.nanpercentile([one[name] for one in samples], (2.5, 97.5))) for name in samples[0]}
+    return {name: tuple(np.percentile([one[name] for one in samples], (2.5, 97.5))) for name in samples[0]}
 
 
 def hold_out_largest(law: Law, losses: pd.DataFrame) -> dict[str, float]:

@@ -133,8 +133,8 @@ def extrapolate(
         own = along[along.learners.isin((0, learners))]
 
         def figures(own: pd.DataFrame = own) -> Entry:
-            drawn = lambda: [laws.gaps_at(one, at) for one in measurements.redrawn(own, rng(), draws)]  # noqa: E731
-            intervals = _or_none(lambda: laws.percentiles(drawn()))
+            drawn = (laws.gaps_at(one, at) for one in measurements.redrawn(own, rng(), draws))
+            intervals = _or_none(lambda: laws.percentiles([*drawn]))
             return {"gaps": laws.gaps_at(own, at), "intervals": intervals}
 
         entry = {"name": f"gap of M={learners} at N={at:.3g}", "learners": learners, "params": at}

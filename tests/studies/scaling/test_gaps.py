@@ -68,6 +68,14 @@ def test_each_number_of_learners_is_extrapolated_with_an_interval_over_seeds():
     assert low < four["gaps"]["gaps"] < high
 
 
+def test_where_a_draw_of_the_seeds_has_no_gap_the_power_law_of_it_has_no_interval(recwarn):
+    rng = np.random.default_rng(0)
+    equal = losses_of(lambda n, d, m: 20 * n**-0.2, learners=(0, 4), noise=0.01, seeds=3, rng=rng)
+    [four] = extrapolate(equal, 2e9, lambda: np.random.default_rng(1), 50)
+    assert all(map(math.isnan, four["intervals"]["gaps"])) and not list(recwarn)
+    assert four["intervals"]["losses"][0] < four["gaps"]["losses"] < four["intervals"]["losses"][1]
+
+
 def test_where_data_parallel_is_missing_no_gap_is_extrapolated():
     losses = losses_of(by_power_laws, learners=(0, 4))
     without = losses[(losses.learners > 0) | (losses.params > 50_000)]

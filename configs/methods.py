@@ -3,8 +3,7 @@
   python -m experiments.tune --config=configs/methods.py[:WHAT] --output=runs/tune-WHAT
 
 WHAT
-  methods   three algorithms, and four other outer steps of the last; four learners of 2 rows a step, as
-            configs/sweeps/muon.py found (default)
+  methods   three algorithms, and four other outer steps of the last; four learners of 2 rows a step (default)
   learners  Decoupled DiLoCo of 1, 2, 4 and 8; the batch is tuned, too, and momentum is not
   tiny      three algorithms, and 1, 2 and 8 learners, at the tiny preset of configs/dense.py: 480 steps of 32
             rows of all learners together; the inner rate alone is tuned
@@ -13,7 +12,8 @@ WHAT
             alone is tuned, at the rates of `methods`
 
 And data-parallel. All but `tiny` have the micro dense model (configs/micro.py), at 20 tokens a parameter but
-for `short`. Muon inside; learners meet every 24 steps. Outcome: docs/results/methods.md.
+for `short`. Muon inside; learners meet every 24 steps but in `intervals`. Outcome: docs/results/methods.md,
+and of `intervals` quality.md.
 
 The rows of `tiny` at 20 tokens a parameter, not tuned there; 30 to 90 minutes a run on a core:
 
@@ -67,7 +67,7 @@ def get_tuning(what: str = "methods") -> dict[str, Any]:
         "rows": rows[what](),
         "grid": {
             "inner.learning_rate": (0.012, 0.024) if what == "tiny" else (0.006, 0.012, 0.024, 0.048),
-            # Also the default, 0.1, over M=4; of long runs two, for lack of time
+            # The default is 0.1; 0.025 is that over M=4
             "inner.weight_decay": (0.1, 0.4) if what == "intervals" else (0.025, 0.1, 0.4, 1.6),
             "train.batch_size": (1, 2, 4, 8, 16),
             "outer.learning_rate": (0.35, 0.5, 0.7, 1.0, 1.4),

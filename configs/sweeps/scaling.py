@@ -16,7 +16,8 @@ SCALE
 
 What chooses a rate has a seed of its own, sees nine tenths of the training split, and is scored on the last.
 
-After "Scaling Laws for DiLoCo" (arXiv 2503.09799), whose models are a hundred times as large and more.
+After "Scaling Laws for DiLoCo" (arXiv 2503.09799), whose models are a hundred times as large and more: at
+35M parameters its gaps are about 0, 1, 2 and 4% for M = 1, 2, 4 and 8.
 """
 
 import itertools

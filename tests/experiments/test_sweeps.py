@@ -17,11 +17,9 @@ FOLDER = pathlib.Path(__file__).parents[2] / "configs" / "sweeps"
 ARGUMENTS = {
     "scaling": scaling.PARTS,
     "tuned": ("length", "muon"),
-    "muon": ("rates",),
     "quality": ("vit", "rates", "moe,rates", "vit,rates"),
     "outer": ("vit",),
     "horizons": ("vit",),
-    "num_learners": ("moe", "vit"),
 }
 SWEEPS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "__init__")
 SWEEPS += [f"{name}:{argument}" for name, known in ARGUMENTS.items() for argument in known]
@@ -63,7 +61,7 @@ def experiments_of(name):
     return [experiment(point) for point in sweep_of(name).points if point["seed"] in (0, 100)]
 
 
-SAME_BATCH = ["merge_rule", "num_learners", "num_learners:vit", "mixing", "gamma", "overlap"]
+SAME_BATCH = ["merge_rule", "mixing", "gamma", "overlap"]
 
 
 @pytest.mark.parametrize("name", SAME_BATCH)
@@ -150,14 +148,12 @@ def experiments_by_learners(name):
     return [experiment(point) for point in points.values()]
 
 
-@pytest.mark.parametrize("name", ["num_learners", "learners", "tiny", *scaling.PARTS])
+@pytest.mark.parametrize("name", ["learners", "tiny", *scaling.PARTS])
 def test_numbers_of_learners_are_compared_on_data_that_is_as_mixed_for_each_and_for_data_parallel(name):
     if name in ("learners", "tiny"):
         found = [parsed_row(methods, row) for row in methods.get_tuning(name)["rows"]]
-    elif name in scaling.PARTS:
-        found = [e for scale in scaling.SIZES for e in experiments_by_learners(f"scaling:{name},{scale}")]
     else:
-        found = experiments_by_learners(name)
+        found = [e for scale in scaling.SIZES for e in experiments_by_learners(f"scaling:{name},{scale}")]
     assert {e.algorithm for e in found} >= {"data_parallel", "decoupled"}
     assert {e.sync.num_learners for e in found if e.algorithm == "decoupled"} >= {1, 2, 4, 8}
     # Each learner's shard has as many documents side by side as the setting says.

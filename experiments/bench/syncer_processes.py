@@ -22,6 +22,7 @@ from ddiloco.outer.encoding import wire_format
 from ddiloco.protocol import events
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.remote.learner.client import ShardBook, SyncerClient, SyncerClients
+from ddiloco.remote.learner.streams import HostWire
 from ddiloco.remote.syncer.listening import Listening
 from ddiloco.remote.syncer.process import run_shard, run_syncer
 from ddiloco.remote.wire.compatibility import terms_of
@@ -344,8 +345,9 @@ class _Learner(LearnerDriver):
         if e.outer.update_codec == "f32":
             decode = None
         terms = terms_of(e, assembly.layout)
-        book, given = ShardBook(address, terms.shards), (learner, 1, terms, Security(), e.remote)
-        every = [SyncerClient(book, shard, *given, decode=decode) for shard in range(book.shards)]
+        book = ShardBook(address, learner, 1, terms.shards)
+        own = HostWire(terms, Security(), e.remote, decode)
+        every = [SyncerClient(book, shard, own) for shard in range(book.shards)]
         self.client = SyncerClients(every)
         self.client.attach(self.inbox)
 

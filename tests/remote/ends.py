@@ -12,6 +12,7 @@ from ddiloco.outer.codecs import ArrayFormat
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
 from ddiloco.remote.learner.client import ShardBook, SyncerClient
+from ddiloco.remote.learner.streams import HostWire
 from ddiloco.remote.syncer.listening import Listening
 from ddiloco.remote.syncer.server import SyncerPort, SyncerServer
 from ddiloco.remote.wire import validation as wire
@@ -216,9 +217,9 @@ class LearnerEnd:
         gives_at=None,
     ):
         self.inbox, self.notes = Deliveries(), []
-        of_all = terms, security or Security(), config, self.notes.append, gives_at or ("", donor_port)
-        book = book or ShardBook(address, terms.shards)
-        self.client = SyncerClient(book, shard, learner, process, *of_all)
+        own = HostWire(terms, security or Security(), config)
+        book = book or ShardBook(address, learner, process, terms.shards)
+        self.client = SyncerClient(book, shard, own, self.notes.append, gives_at or ("", donor_port))
         self.client.attach(self.inbox)
         self.client.start()
         self.send = self.client.outbox.send

@@ -89,16 +89,16 @@ def test_links_are_limited_at_both_ends_as_ordered_also_of_who_connects_later(tm
         answer = management.do(Command("limit", 0, {"bytes_per_second": rate}), "here")
         assert answer == Answer(True, "the link of learner 0 is limited to 8.38861 Mbit/s each way")
         assert link.down.limit.rate == rate
-        until(lambda: learner.client._limit.rate == rate, "the limit")
+        until(lambda: learner.client._own.limit.rate == rate, "the limit")
         with ended(LearnerEnd(syncer.address, 1)) as (other,):
             joined(syncer, other, number=1)
             assert management.do(Command("limit", None, {"bytes_per_second": 2 * rate}), "here").done
-            until(lambda: other.client._limit.rate == 2 * rate, "the limit of all")
+            until(lambda: other.client._own.limit.rate == 2 * rate, "the limit of all")
         with ended(LearnerEnd(syncer.address, 1, process=200)) as (again,):
-            until(lambda: again.client._limit.rate == 2 * rate, "the limit of who comes back")
+            until(lambda: again.client._own.limit.rate == 2 * rate, "the limit of who comes back")
         assert operator_orders.load(tmp_path).limits == {0: 2 * rate, 1: 2 * rate}
         assert management.do(Command("limit", 0, {"bytes_per_second": None}), "here").done
-        until(lambda: learner.client._limit.rate is None, "the end of the limit")
+        until(lambda: learner.client._own.limit.rate is None, "the end of the limit")
         assert Management(Security(), TERMS.num_learners, folder=tmp_path)._orders.limits == {1: 2 * rate}
         for wrong in (0, -1.0, float("nan"), float("inf")):
             assert not management.do(Command("limit", 0, {"bytes_per_second": wrong}), "here").done
@@ -115,7 +115,7 @@ def test_updates_and_offers_keep_to_the_limit_in_what_they_wait_for():
         def recorded(bucket):
             bucket.take = lambda size, now: waits.append((bucket, size)) or take(bucket, size, now)
 
-        for bucket in (link.down.limit, learner.client._limit):
+        for bucket in (link.down.limit, learner.client._own.limit):
             bucket.set_rate(1e12)
             recorded(bucket)
         link.deliver(update(1, 1))
@@ -123,7 +123,7 @@ def test_updates_and_offers_keep_to_the_limit_in_what_they_wait_for():
         ask(learner, link, 1).offer(1, 5.0)
         syncer.taken()
         sent = {bucket: sum(size for b, size in waits if b is bucket) for bucket, _ in waits}
-        assert sent == {link.down.limit: 2_800_000, learner.client._limit: 2_800_000}
+        assert sent == {link.down.limit: 2_800_000, learner.client._own.limit: 2_800_000}
         assert max(size for _, size in waits) == MIB
 
 

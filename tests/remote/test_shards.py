@@ -81,7 +81,7 @@ def test_a_state_that_cannot_be_read_is_none(tmp_path):
 
 def test_a_learner_finds_the_other_shards_by_the_first_and_loses_one_alone():
     first, other = SyncerEnd(TWO), SyncerEnd(TWO, shard=1)
-    book = ShardBook(first.address, 2)
+    book = ShardBook(first.address, 0, 100, 2)
     with ended(
         first,
         other,
@@ -108,7 +108,7 @@ def test_a_learner_finds_the_other_shards_by_the_first_and_loses_one_alone():
 )
 def test_a_learner_with_another_number_of_shards_or_at_another_one_is_refused(terms, shard, why):
     first = SyncerEnd(TWO)
-    book = ShardBook(first.address, terms.shards)
+    book = ShardBook(first.address, 0, 100, terms.shards)
     book.at([first.address] * terms.shards)
     with ended(first, learner := LearnerEnd("", terms=terms, shard=shard, book=book)):
         assert learner.client.accepted.wait(TIMEOUT)

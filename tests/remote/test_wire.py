@@ -10,6 +10,7 @@ from ddiloco.protocol import events
 from ddiloco.protocol.messages import RoundId
 from ddiloco.remote.learner import streams
 from ddiloco.remote.learner.client import ShardBook, SyncerClient
+from ddiloco.remote.learner.streams import HostWire
 from ddiloco.remote.wire import payload
 from ddiloco.remote.wire.security import Security
 from ddiloco.settings.remote import RemoteConfig
@@ -171,9 +172,8 @@ def test_a_process_that_connects_again_before_its_last_connection_is_known_to_be
     joined(syncer, learner)
     assert learner.client.accepted.wait(TIMEOUT)
     with ended(again := LearnerEnd.__new__(LearnerEnd)):
-        again.client = SyncerClient(
-            ShardBook(syncer.address), 0, 0, 100, TERMS, Security(), CONFIG, lambda line: None
-        )
+        own = HostWire(TERMS, Security(), CONFIG)
+        again.client = SyncerClient(ShardBook(syncer.address, 0, 100), 0, own)
         again.client._session = learner.client._session  # as the same process knows it
         again.client.start()
         assert again.client.accepted.wait(TIMEOUT)

@@ -11,28 +11,24 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from ddiloco.outer.encoding import FragmentDecoder
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import NOTHING_MERGED, Contribution, RoundId, Watermark
 from ddiloco.remote.learner.followers import Followers
 from ddiloco.remote.learner.outbox import Outbox
-from ddiloco.remote.learner.streams import Collector, Host, Streams
+from ddiloco.remote.learner.streams import Collector, HostWire, Streams
 from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
-from ddiloco.remote.wire.compatibility import Terms
 from ddiloco.remote.wire.event_messages import MAX_REASON_LENGTH, syncer_event
-from ddiloco.remote.wire.security import Security
-from ddiloco.remote.wire.token_bucket import TokenBucket
 from ddiloco.remote.wire.validation import WireError, parse
 from ddiloco.schema import codec
-from ddiloco.settings.remote import HANDSHAKE, RemoteConfig, backoff
+from ddiloco.settings.remote import HANDSHAKE, backoff
 from ddiloco.telemetry.throughput import Throughput
 from ddiloco.workers.exchange import CheckpointAsked, CheckpointWritten, Delivery, EventDelivery, Leave
 from ddiloco.workers.inbox import Inbox
 from ddiloco.workers.transfer import Offer
 
 if TYPE_CHECKING:
-    from ddiloco.remote.learner.receipts import LearnerReceipts
+    pass
 
 NOTED_AFTER = 7  # failed tries, about 15 seconds: a learner may be started before its syncer
 
@@ -42,15 +38,17 @@ class _AnotherRun(Exception):
 
 
 class ShardBook:
-    """For any thread.
+    """Where the shards of the syncer are, and who a learner is to all of them; for any thread.
 
     Attributes:
+      learner: its number.
+      process: unix microseconds of the process's start.
       shards: S.
     """
 
-    def __init__(self, address: str, shards: int = 1) -> None:
+    def __init__(self, address: str, learner: int, process: int, shards: int = 1) -> None:
         """`address`: HOST:PORT of the first shard, from which the others' addresses come."""
-        self.shards = shards
+        self.learner, self.process, self.shards = learner, process, shards
         self._addresses = [address, *[""] * (shards - 1)]
         self._run = ""
         self._lock = threading.Lock()
@@ -95,30 +93,19 @@ class SyncerClient:
         self,
         book: ShardBook,
         shard: int,
-        learner: int,
-        process: int,
-        terms: Terms,
-        security: Security,
-        config: RemoteConfig,
+        own: HostWire,
         note: Callable[[str], None] = lambda line: None,
         gives_at: tuple[str, int] = ("", 0),
         accepted: Callable[[pb.Accepted], None] = lambda accepted: None,
-        decode: FragmentDecoder | None = None,
         followers: Followers | None = None,
-        host: Host | None = None,
-        receipts: LearnerReceipts | None = None,
-        limit: TokenBucket | None = None,
     ) -> None:
         """`book`: addresses of all shards; `shard`: which of them.
 
-        `process`: unix microseconds of the process's start. `note` is called with a line on a lost
-        connection. `gives_at`: host and port at which peers may request the inner state, as of
-        `Donor.open`. `accepted` is called for each connection. `decode`: of updates sent as differences;
-        None: none are. `followers`: the other hosts of the learner, of which this is `host`; both None: a
-        single one. `receipts`: signs offers. `limit`: of what this host sends, which an operator sets; None:
-        one of its own.
+        `note` is called with a line on a lost connection. `gives_at`: host and port at which peers may
+        request the inner state, as of `Donor.open`. `accepted` is called for each connection. `followers`:
+        the other hosts of the learner; None: there are none.
         """
-        self.outbox = Outbox(learner)
+        self.outbox = Outbox(book.learner)
         self.shard, self.book = shard, book
         self.accepted = threading.Event()  # the shard has let the learner in, or refused it
         self.newest_incarnation = 0  # of this learner, as far as the shard knew
@@ -128,11 +115,7 @@ class SyncerClient:
         self.refusal: str | None = None  # one line: why the syncer will never let it in
         self.connections = self.malformed = 0
         self.throughput = Throughput()  # of welcomes
-        self._learner, self._process = learner, process
-        self._terms, self._security, self._config, self._note = terms, security, config, note
-        self._decode, self._followers, self._host = decode, followers, host
-        self._receipts, self._limit = receipts, limit or TokenBucket()
-        self._options = wire.options(config.keepalive)
+        self._own, self._followers, self._note = own, followers, note
         self._gives_at, self._accepted = gives_at, accepted
         self._session = ""  # name of the last connection
         self._connection: _Connection | None = None
@@ -141,7 +124,7 @@ class SyncerClient:
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._control: grpc.Call | None = None
-        self._thread = threading.Thread(target=self._run, name=f"wire-{learner}-{shard}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"wire-{book.learner}-{shard}", daemon=True)
 
     def start(self) -> None:
         """Begins to connect."""
@@ -235,7 +218,7 @@ class SyncerClient:
             failures = 1 if connected else failures + 1
             if (connected or failures == NOTED_AFTER) and not self.over:
                 self._note(f"no connection to {self.book.name(self.shard)}: {reason}; trying on")
-            self._closing.wait(backoff(failures, self._config.longest_backoff))
+            self._closing.wait(backoff(failures, self._own.config.longest_backoff))
 
     def _deliver(self, told: EventDelivery) -> None:
         """Passes on fragments, once all hosts have theirs."""
@@ -255,7 +238,7 @@ class SyncerClient:
         if not 0.0 <= rate < math.inf:
             raise WireError("no rate", f"{rate}")
         own = rate if self._followers is None else rate / (self._followers.count + 1)
-        self._limit.set_rate(own or None)
+        self._own.limit.set_rate(own or None)
         if self._followers is not None:
             self._followers.order(pb.Order(limit=own))
 
@@ -283,10 +266,10 @@ class SyncerClient:
             number = self.outbox.connected()
             hello = pb.Hello(
                 version=wire.VERSION,
-                fingerprint=self._terms.fingerprint,
-                rules=self._terms.rules,
-                learner=self._learner,
-                process=self._process,
+                fingerprint=self._own.terms.fingerprint,
+                rules=self._own.terms.rules,
+                learner=self.book.learner,
+                process=self.book.process,
                 donor_host=self._gives_at[0],
                 donor_port=self._gives_at[1],
                 run=self.book.run,
@@ -295,9 +278,9 @@ class SyncerClient:
                 shard=self.shard,
                 shards=self.book.shards,
             )
-            channel = stack.enter_context(self._security.channel(address, self._options))
+            channel = stack.enter_context(self._own.channel(address))
             control = channel.stream_stream(wire.CONTROL)(
-                self._say(hello, number), metadata=self._security.metadata
+                self._say(hello, number), metadata=self._own.security.metadata
             )
             with self._lock:
                 self._control = control
@@ -331,40 +314,29 @@ class _Connection:
         address: str,
     ) -> None:
         self._client, self._channel, self._control = client, channel, control
-        self._metadata = (*client._security.metadata, (wire.SESSION_KEY, accepted.session))
+        own = client._own
+        self._metadata = (*own.security.metadata, (wire.SESSION_KEY, accepted.session))
         self._cause: Exception | None = None  # why the updates ended, if they ended first
         client.newest_incarnation = max(client.newest_incarnation, accepted.newest_incarnation)
         client.connections += 1
         client._session = accepted.session
         client.peers_token = accepted.peers_token
         client._accepted(accepted)
-        if client._receipts is not None:
-            client._receipts.connected(client.shard, accepted.run)
+        if own.receipts is not None:
+            own.receipts.connected(client.shard, accepted.run)
         if client.connections == 1:
             client.furthest = codec.read(accepted.furthest)
             client.versions = tuple(accepted.versions)
-        elsewhere = accepted.fragments_at if client._config.interface else ""
+        elsewhere = accepted.fragments_at if own.config.interface else ""
         if client._followers is not None:  # the other hosts make theirs, too
             named = {"session": client._session, "peers_token": client.peers_token}
             named["address"] = elsewhere or (address if client.shard else "")
             client._followers.connect(pb.Order.Streams(shard=client.shard, **named), self.broke)
-        more = [
-            client._security.channel(elsewhere or address, client._options)
-            for _ in range(client._config.connections - (not elsewhere))
-        ]
-        self._streams = Streams(
-            more if elsewhere else [channel, *more],
-            self._metadata,
-            client._terms,
-            client._decode,
-            client.outbox.send,
-            self.broke,
-            client.throughput,
-            client._host,
-            Collector(client._terms.fragments(client.shard), client._deliver, client.shard),
-            client._limit,
-            client._receipts,
-        )
+        more = [own.channel(elsewhere or address) for _ in range(own.config.connections - (not elsewhere))]
+        channels = more if elsewhere else [channel, *more]
+        collector = Collector(own.terms.fragments(client.shard), client._deliver, client.shard)
+        told = client.outbox.send, self.broke, client.throughput
+        self._streams = Streams(own, channels, accepted.session, collector, *told)
         client.outbox.accepted()
         client.accepted.set()
 

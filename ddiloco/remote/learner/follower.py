@@ -26,7 +26,7 @@ from ddiloco.remote.learner.followers import Key, forget_older, here_message, ke
 from ddiloco.remote.learner.host_arrays import HostArrays, inner_of, needs_of
 from ddiloco.remote.learner.hosts import STARTING_SECONDS, HostPlace, end_at_once, stacks_file
 from ddiloco.remote.learner.likeness import check_alike
-from ddiloco.remote.learner.streams import Collector, Host, Streams
+from ddiloco.remote.learner.streams import Collector, Host, HostWire, Streams
 from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.compatibility import terms_of
@@ -361,20 +361,19 @@ class Follower:
             self._token = order.peers_token
             self._donor.admit(self._security.among_peers(self._token))
         self._close_streams([order.shard])
-        address, options = order.address or self._address, wire.options(self._config.keepalive)
-        self._streams[order.shard] = Streams(
-            [self._security.channel(address, options) for _ in range(self._config.connections)],
-            (*self._security.metadata, (wire.SESSION_KEY, order.session)),
-            self._terms,
-            self._decode,
+        address = order.address or self._address
+        own = HostWire(self._terms, self._security, self._config, self._decode, self._host, limit=self._limit)
+        streams = Streams(
+            own,
+            [own.channel(address) for _ in range(self._config.connections)],
+            order.session,
+            Collector(self._terms.fragments(order.shard), self._deliver, order.shard),
             self._failed,
             lambda error: self._say.put(pb.FromHost(broken=order.number)),
             self._throughput,
-            self._host,
-            Collector(self._terms.fragments(order.shard), self._deliver, order.shard),
-            self._limit,
         )
-        self._streams[order.shard].start()
+        self._streams[order.shard] = streams
+        streams.start()
 
     def _close_streams(self, shards: Sequence[int]) -> None:
         for streams in filter(None, (self._streams.pop(shard, None) for shard in shards)):

@@ -18,11 +18,13 @@ from ddiloco.outer.encoding import FragmentDecoder
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.remote.learner.client import ShardBook, SyncerClient, SyncerClients
 from ddiloco.remote.learner.donor import Donor
+from ddiloco.remote.learner.followers import Followers
 from ddiloco.remote.learner.host_arrays import inner_of, needs_of
 from ddiloco.remote.learner.hosts import HostPlace, stacks_file
 from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.learner.leading import Lead
 from ddiloco.remote.learner.recovery import ProcessRecovery
+from ddiloco.remote.learner.streams import Host, HostWire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.compatibility import terms_of
 from ddiloco.remote.wire.security import Security
@@ -133,12 +135,13 @@ class LearnerProcess:
                 donor.admit(security.among_peers(message.peers_token))
 
             decode = self._assembly.decoder()
-            book = ShardBook(address, terms.shards)
-            every = learner, process, terms, security, config, note, gives_at, accepted, decode
-            more = {"receipts": self._receipts(learner, options.workdir, note), "limit": limit}
+            book = ShardBook(address, learner, process, terms.shards)
+            receipts = self._receipts(learner, options.workdir, note)
 
-            def make_clients(*of_hosts: Any) -> SyncerClients:
-                found = [SyncerClient(book, shard, *every, *of_hosts, **more) for shard in range(book.shards)]
+            def make_clients(followers: Followers | None = None, host: Host | None = None) -> SyncerClients:
+                own = HostWire(terms, security, config, decode, host, receipts, limit)
+                of_all = own, note, gives_at, accepted, followers
+                found = [SyncerClient(book, shard, *of_all) for shard in range(book.shards)]
                 # A thread that is still in gRPC's code as the interpreter ends would abort the process.
                 for client in found:
                     ending.callback(client.finish, 0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,9 +21,11 @@ from ddiloco.remote.wire.blocks import cut_message, receive_blocks
 from ddiloco.remote.wire.compatibility import Terms
 from ddiloco.remote.wire.event_messages import up_header, update_of
 from ddiloco.remote.wire.payload import chunks, payload_bytes, receive
+from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.token_bucket import TokenBucket
 from ddiloco.remote.wire.validation import MAX_DIFFERENCES, WireError, parse
 from ddiloco.schema import codec
+from ddiloco.settings.remote import RemoteConfig
 from ddiloco.telemetry.throughput import Throughput
 from ddiloco.workers.exchange import EventDelivery, Pieces
 from ddiloco.workers.transfer import Offer
@@ -51,6 +54,30 @@ class Host(NamedTuple):
 
     number: int
     needs: Sequence[Sequence[Cut]]
+
+
+@dataclasses.dataclass(frozen=True)
+class HostWire:
+    """What a host of a learner has for its connections to all shards of the syncer.
+
+    Attributes:
+      decode: of updates sent as differences; None: none are.
+      host: None where the learner is a single one.
+      receipts: signs offers; None: nobody does.
+      limit: of the rate of what the host sends, which an operator sets.
+    """
+
+    terms: Terms
+    security: Security
+    config: RemoteConfig
+    decode: FragmentDecoder | None = None
+    host: Host | None = None
+    receipts: LearnerReceipts | None = None
+    limit: TokenBucket = dataclasses.field(default_factory=TokenBucket)
+
+    def channel(self, address: str) -> grpc.Channel:
+        """A channel to a shard."""
+        return self.security.channel(address, wire.options(self.config.keepalive))
 
 
 class _Offer(NamedTuple):
@@ -219,32 +246,29 @@ class Streams:
 
     def __init__(
         self,
+        own: HostWire,
         channels: Sequence[grpc.Channel],
-        metadata: Sequence[tuple[str, str]],
-        terms: Terms,
-        decode: FragmentDecoder | None,
+        session: str,
+        collector: Collector,
         failed: Callable[[events.OfferFailed], None],
         broke: Callable[[Exception], None],
         throughput: Throughput,
-        host: Host | None,
-        collector: Collector,
-        limit: TokenBucket,
-        receipts: LearnerReceipts | None = None,
     ) -> None:
         """`collector` takes welcomes and updates, `failed` offers that the devices could not give.
 
-        `broke`: called with the reason for the end of updates; `throughput`: that of welcomes. `decode`:
-        of updates sent as differences; None: none are. `host`: None where the learner is a single one.
-        `limit`: of the rate of offers. `receipts`: signs offers; None: nobody does.
+        `session`: the connection's name; `broke`: called with the reason for the end of updates;
+        `throughput`: that of welcomes.
         """
-        self._receipts, self._limit = receipts, limit
-        named = () if host is None else ((wire.HOST_KEY, str(host.number)),)
-        self._metadata, self._terms, self._host = (*metadata, *named), terms, host
+        self._receipts, self._limit = own.receipts, own.limit
+        named = () if own.host is None else ((wire.HOST_KEY, str(own.host.number)),)
+        self._metadata = (*own.security.metadata, (wire.SESSION_KEY, session), *named)
+        self._terms, self._host = own.terms, own.host
         self._failed, self._broke = failed, broke
         self._collector = collector
-        self._held = (
-            None if decode is None else HeldVersions(decode if host is None else _in_blocks(decode, terms))
-        )
+        decode = own.decode
+        if decode is not None and own.host is not None:
+            decode = _in_blocks(decode, own.terms)
+        self._held = None if decode is None else HeldVersions(decode)
         self._offers = _Offers()
         self._channels, self._throughput = channels, throughput
         self._threads: list[threading.Thread] = []

@@ -58,16 +58,17 @@ def sole_preparer(folder: pathlib.Path, wait_seconds: float) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / ".prepare.lock"
     deadline = time.monotonic() + wait_seconds
-    with open(path, "a") as lock, waiting(f"the process that prepares {folder} (it holds {path})"):
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    raise DataError(
-                        f"another process has been preparing {folder} for {wait_seconds:g} s (it holds "
-                        f"{path}); end it or give another data_dir"
-                    ) from None
-                time.sleep(_POLL_SECONDS)
+    with open(path, "a") as lock:
+        with waiting(f"the process that prepares {folder} (it holds {path})"):
+            while True:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() >= deadline:
+                        raise DataError(
+                            f"another process has been preparing {folder} for {wait_seconds:g} s (it holds "
+                            f"{path}); end it or give another data_dir"
+                        ) from None
+                    time.sleep(_POLL_SECONDS)
         yield

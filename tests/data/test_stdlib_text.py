@@ -14,6 +14,7 @@ import pytest
 from ddiloco.data import preparation, stdlib_text
 from ddiloco.data.errors import DataError
 from ddiloco.data.sources import open_text
+from ddiloco.telemetry import waits
 
 ROOT = pathlib.Path(sysconfig.get_path("stdlib"))
 
@@ -140,3 +141,8 @@ def test_waiting_for_another_preparation_is_bounded(few, tmp_path):
             preparation.prepare(builder, wait_seconds=0.1, progress=False)
     preparation.prepare(builder, wait_seconds=0.1, progress=False)
     assert preparation.is_prepared(builder.data_dir)
+
+
+def test_who_prepares_waits_for_nobody(tmp_path):
+    with preparation.sole_preparer(tmp_path, wait_seconds=0.1):
+        assert not waits.PROCESS._under_way

@@ -25,9 +25,8 @@ from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.work import LearnerWork
 from ddiloco.remote.learner.follower import ReportingBatches
 from ddiloco.remote.learner.host_arrays import LeadingArrays
-from ddiloco.remote.learner.host_recovery import HostRecovery
 from ddiloco.remote.learner.hosts import HostPlace
-from ddiloco.remote.learner.leading import Lead
+from ddiloco.remote.learner.leading import HostRecovery, Lead
 from ddiloco.remote.learner.likeness import MEANINGFUL_STEPS
 from ddiloco.remote.learner.process import LearnerProcess
 from ddiloco.remote.wire import validation as wire

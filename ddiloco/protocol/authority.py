@@ -300,11 +300,13 @@ class Authority:
         """Stores a learner's furthest report until other learners are as far."""
         if m is None or m.incarnation != report.incarnation:
             return [actions.Drop(report.learner, TOO_EARLY)]
-        m.heard_at = now
+        kept = self._kept_back.get(m.learner)
+        # One that comes no further may wait for those that wait for it, until it counts as silent.
+        if m.state is not MemberState.LIVE or kept is None or kept.step < report.step:
+            m.heard_at = now
         if m.state is MemberState.GONE:
             return [actions.Drop(report.learner, TOO_EARLY)]
         m.shards = report.shards
-        kept = self._kept_back.get(m.learner)
         if kept is None or kept.step <= report.step:
             self._kept_back[m.learner] = report
         values = {"learner": m.learner, "step": report.step}

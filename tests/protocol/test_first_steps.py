@@ -6,7 +6,7 @@ from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import FragmentCounters, Report
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
-from tests.protocol.desk import Desk
+from tests.protocol.desk import Desk, records
 
 T, H = 1_000_000, 24
 SLOW = 300.0  # seconds of a step
@@ -230,3 +230,25 @@ def test_a_report_that_comes_late_does_not_take_the_place_of_one_that_waits():
     for m in (1, 2, 3):
         fleet.report(m, 80, at=7.0)
     assert fleet.core.clocks[0] == (1, 90)
+
+
+def test_one_whose_clock_is_not_believed_is_not_waited_for_by_those_that_it_waits_for():
+    """Where all are needed each waits for the others' rounds, so none would come as far as it."""
+    fleet = Desk(T, 3, num_learners=3, num_fragments=1, interval=1, quorum=None, silence_timeout=10.0)
+    for m in (1, 2):
+        fleet.report(m, 1, at=1.0)
+        fleet.offer(m, (1, 0))
+    beyond = Report(0, 1, 30, (FragmentCounters(0, 1, 1),))
+    told = [action for second in range(2, 20) for action in beats(fleet, beyond, second)]
+    assert [values["learner"] for values in records(told, "learner_silent")] == [0]
+    fleet.settle()
+    assert fleet.core.versions == (1,)
+    for m in (1, 2):
+        fleet.report(m, 8, at=20.0)
+    assert 0 in fleet.core.live, "others are far enough by now"
+
+
+def beats(fleet, beyond, second):
+    """What follows as all report once more what they reported."""
+    told = fleet.handle(events.StepReported(beyond), at=float(second))
+    return told + [a for m in (1, 2) for a in fleet.handle(events.StepReported(fleet.reports[m]))]

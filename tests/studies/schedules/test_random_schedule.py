@@ -49,6 +49,8 @@ def test_a_planted_mistake_is_found(plant, monkeypatch):
         5224,
         # Data that were behind another shard's mark already counted from the moment of the welcome.
         21058,
+        # All waited for a learner whose clock nobody could confirm while they waited.
+        3042384,
         # A quorum that was lowered merged at once what was there.
         3034967,
         # A learner that waits for updates kept work, and its request had come before the version.

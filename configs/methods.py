@@ -8,12 +8,14 @@ WHAT
   tiny      three algorithms, and 1, 2 and 8 learners, at the tiny preset of configs/dense.py: 480 steps of 32
             rows of all learners together; the inner rate alone is tuned
   short     Decoupled DiLoCo at 2.4 tokens a parameter; weight decay is tuned, too
+  momentum  the same with quasi-hyperbolic momentum; inner rate and share of the present gradient are tuned
+            at the decay that `short` found
   intervals Decoupled DiLoCo that meets every 24 steps in float32 and every 6 in four bits; the weight decay
             alone is tuned, at the rates of `methods`
 
 And data-parallel. All but `tiny` have the micro dense model (configs/micro.py), at 20 tokens a parameter but
-for `short`. Muon inside; learners meet every 24 steps but in `intervals`. Outcome: docs/results/methods.md,
-and of `intervals` quality.md.
+for `short` and `momentum`. Muon inside; learners meet every 24 steps but in `intervals`. Outcome:
+docs/results/methods.md, and of `intervals` quality.md.
 
 The rows of `tiny` at 20 tokens a parameter, not tuned there; 30 to 90 minutes a run on a core:
 
@@ -61,7 +63,7 @@ def get_config(preset: str = "decoupled") -> ConfigDict:
 def get_tuning(what: str = "methods") -> dict[str, Any]:
     """The rows of `WHAT`, and data-parallel."""
     rows = {"methods": _methods, "learners": _learners, "tiny": _tiny, "short": _short}
-    rows["intervals"] = _intervals
+    rows |= {"momentum": _momentum, "intervals": _intervals}
     (what,) = sections.words(what, tuple(rows))
     return {
         "rows": rows[what](),
@@ -69,6 +71,7 @@ def get_tuning(what: str = "methods") -> dict[str, Any]:
             "inner.learning_rate": (0.012, 0.024) if what == "tiny" else (0.006, 0.012, 0.024, 0.048),
             # The default is 0.1; 0.025 is that over M=4
             "inner.weight_decay": (0.1, 0.4) if what == "intervals" else (0.025, 0.1, 0.4, 1.6),
+            "inner.gradient_share": (0.05, 0.1, 0.2, 0.4),
             "train.batch_size": (1, 2, 4, 8, 16),
             "outer.learning_rate": (0.35, 0.5, 0.7, 1.0, 1.4),
             "outer.momentum": (0.0, 0.3, 0.6, 0.8),
@@ -113,6 +116,12 @@ def _short() -> list[dict[str, Any]]:
     decay = {"inner.weight_decay": 0.1}
     rows = [("data-parallel", "data_parallel", decay), ("decoupled", "decoupled", {**decay, **NESTEROV})]
     return [_row(label, preset, SHORT, begin) for label, preset, begin in rows]
+
+
+def _momentum() -> list[dict[str, Any]]:
+    has, begin = {**SHORT, "inner.b1": 0.95, "inner.weight_decay": 0.4}, {"inner.gradient_share": 0.2}
+    rows = [("data-parallel", "data_parallel", {}), ("decoupled", "decoupled", NESTEROV)]
+    return [_row(label, preset, {**has, **outer}, begin) for label, preset, outer in rows]
 
 
 def _intervals() -> list[dict[str, Any]]:

@@ -47,6 +47,12 @@ class InnerConfig:
     mu_dtype: str = setting(
         "float32", "type in which first moments are kept", choices=("bfloat16", "float32"), **_OF_STATES
     )
+    gradient_share: float | None = setting(
+        None,
+        "share of the present gradient in a step, beside their mean; None: 0 for Adam, Nesterov's for Muon",
+        at_least=0.0,
+        at_most=1.0,
+    )
     clip_norm: float | None = setting(1.0, "largest global norm of a gradient; None is off", above=0.0)
     accumulation: int = setting(
         1, "micro-batches that a step's rows are split into", at_least=1, both_ends=False
@@ -109,17 +115,39 @@ def make_inner_optimizer(
     Where `config.optimizer` is `muon`, that takes Adam's place for the matrices of layers; `axes` has the
     logical axes of every parameter, by which they are known, and the devices of `shardings` share them.
 
+    `config.gradient_share` makes either momentum a quasi-hyperbolic one (arXiv 1810.06801): with a slow mean
+    that is MT-DAO (arXiv 2510.05361, with one first moment).
+
     The clock may jump forward, as when an update from the syncer carries a later global step. The learning
     rate jumps with it; the bias correction of the moments counts the steps really taken.
     """
     scaled = optax.scale_by_adam(config.b1, config.b2, EPSILON, mu_dtype=config.mu_dtype)
+    if config.gradient_share is not None:
+        scaled = _with_share(scaled, config.gradient_share, config.b2)
     if config.optimizer == "muon":
-        scaled = muon(axes, MUON_MOMENTUM, config.mu_dtype, scaled, shardings)
+        share = config.gradient_share
+        scaled = muon(axes, MUON_MOMENTUM, config.mu_dtype, scaled, shardings, share)
     parts: list[optax.GradientTransformation] = [scaled]
     if config.weight_decay:
         parts.append(optax.add_decayed_weights(config.weight_decay, mask=decay_mask))
     parts.append(scale_by_rate())
     return optax.with_extra_args_support(optax.chain(*parts))
+
+
+def _with_share(adam: optax.GradientTransformation, share: float, b2: float) -> optax.GradientTransformation:
+    """Adam with this share of the present gradient in the place of its first moment."""
+
+    def update(
+        gradients: optax.Updates, state: optax.ScaleByAdamState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, optax.ScaleByAdamState]:
+        updates, state = adam.update(gradients, state, params)
+        second = optax.tree.bias_correction(state.nu, b2, state.count)
+        mixed = jax.tree.map(
+            lambda u, g, v: (1 - share) * u + share * g / (jnp.sqrt(v) + EPSILON), updates, gradients, second
+        )
+        return mixed, state
+
+    return optax.GradientTransformation(adam.init, update)
 
 
 # Muon: the momentum of each matrix of the layers, made orthogonal.
@@ -157,6 +185,7 @@ def muon(
     mu_dtype: str,
     others: optax.GradientTransformation,
     shardings: Mapping[str, NamedSharding] | None = None,
+    gradient_share: float | None = None,
 ) -> optax.GradientTransformation:
     """Muon (Jordan et al. 2024) for the matrices of layers: Nesterov's momentum, made orthogonal.
 
@@ -166,6 +195,7 @@ def muon(
       mu_dtype: the type in which that mean is kept.
       others: moves all other parameters.
       shardings: of every parameter, on the mesh whose devices share the matrices; None: one device has all.
+      gradient_share: that of the present gradient beside that mean; None: Nesterov's, 1 - `momentum`.
     """
 
     def init(params: optax.Params) -> MuonState:
@@ -177,10 +207,12 @@ def muon(
         del params
         mu = optax.tree.update_moment(gradients, state.mu, momentum, 1)
         steps = optax.safe_increment(state.steps)
-        # Without bias, like Nadam's: the gradient counts as the next step will have it.
-        mean = optax.tree.bias_correction(mu, momentum, steps + 1)
-        gradients = optax.tree.bias_correction(gradients, momentum, steps)
-        ahead = jax.tree.map(lambda m, g: momentum * m + (1 - momentum) * g, mean, gradients)
+        if gradient_share is not None:
+            share, mean = gradient_share, optax.tree.bias_correction(mu, momentum, steps)
+        else:  # without bias, like Nadam's: the gradient counts as the next step will have it
+            share, mean = 1 - momentum, optax.tree.bias_correction(mu, momentum, steps + 1)
+            gradients = optax.tree.bias_correction(gradients, momentum, steps)
+        ahead = jax.tree.map(lambda m, g: (1 - share) * m + share * g, mean, gradients)
         whole = {name: x for name, x in ahead.items() if name in matrices}  # the rest is masked
         turned = _all_orthogonal(whole, axes, shardings)
         return {**ahead, **turned}, MuonState(steps, optax.tree.cast(mu, mu_dtype))

@@ -104,7 +104,7 @@ def test_a_plan_that_cannot_be_carried_out_is_refused(rows, told, tmp_path):
     "config",
     [
         "merge_rule.py",
-        *(f"methods.py:{what}" for what in ("methods", "learners", "tiny", "short", "intervals")),
+        *(f"methods.py:{what}" for what in ("methods", "learners", "tiny", "short", "momentum", "intervals")),
     ],
 )
 def test_outer_settings_are_tuned_at_equal_tokens_and_global_batch(config):

@@ -86,10 +86,12 @@ def test_biases_do_not_decay_whatever_their_axes():
     }
 
 
-def test_ten_steps_are_the_float64_adamw():
+@pytest.mark.parametrize("share", [None, 0.0, 0.3])
+def test_ten_steps_are_the_float64_adamw(share):
     config = InnerConfig(
         learning_rate=0.1, warmup_steps=3, final_fraction=0.0, weight_decay=0.3, b1=0.8, b2=0.9, clip_norm=2.0
     )
+    config = dataclasses.replace(config, gradient_share=share)
     rng = np.random.default_rng(0)
     optimizer = make_inner_optimizer(config, {})
     params = {"head/kernel": jnp.asarray(rng.normal(size=(3, 4)), jnp.float32)}
@@ -110,7 +112,8 @@ def test_ten_steps_are_the_float64_adamw():
         first = 0.8 * first + 0.2 * gradient
         second = 0.9 * second + 0.1 * gradient**2
         unbiased = first / (1 - 0.8 ** (clock + 1))
-        step = unbiased / (np.sqrt(second / (1 - 0.9 ** (clock + 1))) + 1e-8)
+        direction = unbiased + (share or 0.0) * (gradient - unbiased)  # quasi-hyperbolic momentum
+        step = direction / (np.sqrt(second / (1 - 0.9 ** (clock + 1))) + 1e-8)
         progress = min(max((clock - 3) / 9, 0.0), 1.0)
         rate = 0.1 * min(1.0, (clock + 1) / 3) * (0.5 + 0.5 * np.cos(np.pi * progress))
         expected = expected - rate * (step + 0.3 * expected)

@@ -38,6 +38,7 @@ def orthogonal(matrix):
     return wide if wide.shape == matrix.shape else wide.T
 
 
+@pytest.mark.parametrize("share", [None, 0.3])
 @pytest.mark.parametrize(
     ("axes", "shape", "flat"),
     [
@@ -47,16 +48,19 @@ def orthogonal(matrix):
         (("heads", "head_dim", "embed"), (2, 3, 8), (6, 8)),
     ],
 )
-def test_steps_are_those_of_float64(axes, shape, flat):
+def test_steps_are_those_of_float64(axes, shape, flat, share):
     rng = np.random.default_rng(0)
-    optimizer = muon({"layers/0/w": axes}, 0.9, "float32", optax.identity())
+    optimizer = muon({"layers/0/w": axes}, 0.9, "float32", optax.identity(), gradient_share=share)
     state, mean = optimizer.init({"layers/0/w": jnp.zeros(shape)}), np.zeros(flat)
     for count in range(1, 4):
         gradient = rng.normal(size=shape)
         updates, state = optimizer.update({"layers/0/w": jnp.asarray(gradient, jnp.float32)}, state)
         gradient = gradient.reshape(flat)
         mean = 0.9 * mean + 0.1 * gradient
-        ahead = 0.9 * mean / (1 - 0.9 ** (count + 1)) + 0.1 * gradient / (1 - 0.9**count)
+        if share is None:
+            ahead = 0.9 * mean / (1 - 0.9 ** (count + 1)) + 0.1 * gradient / (1 - 0.9**count)
+        else:
+            ahead = (1 - share) * mean / (1 - 0.9**count) + share * gradient
         expected = 0.2 * np.sqrt(max(flat)) * orthogonal(ahead)
         np.testing.assert_allclose(np.reshape(updates["layers/0/w"], flat), expected, rtol=1e-4, atol=1e-5)
     # The iteration brings singular values near to one, not to it.

@@ -424,7 +424,9 @@ class Rounds:
         self._turned.add(r.id.fragment)
         self._updates.add(r.id, r.given)
         for c in r.given:
-            self._member(c.learner).counted_from[c.fragment] = c.step
+            m = self._member(c.learner)
+            if m.incarnation == c.incarnation:  # another process has a clock of its own
+                m.counted_from[c.fragment] = c.step
         self._sync_time.add(now - r.merging_since)
         receivers = [m for m in self.members.present() if m.state is not MemberState.JOINING]
         return [*self._updates.send(r.id.fragment, receivers, now), r.published(self.members.count, now)]

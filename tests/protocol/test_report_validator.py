@@ -186,6 +186,22 @@ def test_a_report_of_more_work_on_a_version_than_its_clock_allows_is_dropped():
         assert ("impossible report" in [getattr(action, "reason", "") for action in told]) is dropped
 
 
+def test_the_work_of_a_new_process_is_not_counted_from_the_clock_of_the_one_before():
+    """It was merging as the new one came, which begins at an earlier clock."""
+    desk = Desk(num_learners=2, learners=2, num_fragments=1, interval=2, quorum=2, gamma=0.0, rebase=True)
+    for n in range(1, 7):
+        desk.report(0, n, at=float(n), steps=n)
+        desk.report(1, n, steps=n)
+    desk.offer(0, (2, 0))
+    assert merges(desk.offer(1, (2, 0))) == [(2, 0, [0, 1])]
+    desk.handle(events.LearnerLost(0, 1, "connection closed"))
+    desk.handle(events.LearnerJoined(0, 1001))
+    desk.merged(2, 0)
+    desk.handle(events.LearnerReady(0, 1001, 0, (0,)))
+    told = desk.report(0, 2, at=8.0, incarnation=1001, steps=2)
+    assert not [action for action in told if isinstance(action, actions.Drop)]
+
+
 def fleet(size):
     """So many learners that take a second for a step."""
     members = Membership(range(1))

@@ -51,6 +51,8 @@ def test_a_planted_mistake_is_found(plant, monkeypatch):
         21058,
         # All waited for a learner whose clock nobody could confirm while they waited.
         3042384,
+        # Work was counted from the clock of an earlier process, whose offer was merged as another had begun.
+        3049614,
         # A quorum that was lowered merged at once what was there.
         3034967,
         # A learner that waits for updates kept work, and its request had come before the version.

@@ -51,6 +51,7 @@ class RandomSchedule(Observer):
         self._rng = random.Random(plan.seed + 1)
         self._orders = random.Random(f"orders {plan.seed}")
         self._calm_at: float | None = None
+        self._went_back = 0  # times to a snapshot
         self._images: dict[int, list[tuple[SyncerState, DiskImage]]] = {}  # by fragment, of its last versions
         self.fleet = WeatheredFleet(
             plan.policy,
@@ -184,7 +185,11 @@ class RandomSchedule(Observer):
             for shard in some_shards(self.fleet, self._rng)
         ]
 
+        copied_after = self._went_back
+
         def restore() -> None:
+            if self._went_back != copied_after:
+                return  # of a history that was left, whose data the present one draws again
             for shard, durable, image in lost:
                 self.fleet.syncers[shard].crash()
                 self.fleet.syncers[shard].durable = durable
@@ -218,6 +223,7 @@ class RandomSchedule(Observer):
         def go_back(checkpoints: dict[int, VirtualCheckpoint]) -> None:
             if self._calm_at is not None:
                 return
+            self._went_back += 1
             for shard, syncer in enumerate(self.fleet.syncers):
                 syncer.crash()
                 durable, image = pinned[shard]

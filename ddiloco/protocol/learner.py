@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from ddiloco.protocol import actions, events
@@ -312,10 +312,10 @@ class LearnerCore:
         welcome = {p: held for session in self._sessions for p, held in session.welcome.items()}
         self._fragments = [dataclasses.replace(welcome[p], base=self._done) for p in sorted(welcome)]
         known = sorted(session.welcome_data for session in self._sessions)
-        position = self._go_on_after(known[-1])
+        position = self._go_on_after(known[-1], self._sessions)
         self._welcomed_after |= {data.life: data.steps for data in known}
         for session in self._sessions:
-            session.joined_step, session.began = self.clock, self._began
+            session.joined_step = self.clock
             session.welcome, session.welcome_step, session.welcome_data = {}, 0, NOTHING_MERGED
         self._started = collections.deque(step.forgotten for step in self._started)
         self._asked.clear()
@@ -334,32 +334,40 @@ class LearnerCore:
         self._last = None if self._last is None else self._renewed(session, self._last)
         if session.welcome_step - self.clock > session.policy.band:
             self.clock = session.welcome_step
-        position = self._go_on_after(session.welcome_data)
-        session.joined_step, session.began = self.clock, self._began
+        position = self._go_on_after(session.welcome_data, [session])
+        session.joined_step = self.clock
         session.welcome, session.welcome_step, session.welcome_data = {}, 0, NOTHING_MERGED
         if position is not None:
             out.append(actions.DrawFrom(position))
         return [*out, self._ready(session), *self._say_last()]
 
-    def _go_on_after(self, data: Watermark) -> str | None:
+    def _go_on_after(self, data: Watermark, sessions: Iterable[_Session]) -> str | None:
         """The position behind `data`, the furthest work that may be merged; None: the present position.
 
-        Where other shards have work of this process, the position moves only forward. A shard on an older
-        disk may name a life before the one that the data continue behind: they stay where they are. It may
-        name a process that lived beside this one: if that is further on, the data continue behind it.
+        `sessions` are those of the shards that say so. Where other shards have work of this process, the
+        position moves only forward. A shard on an older disk may name a life before the one that the data
+        continue behind: they stay where they are. It may name a process that lived beside this one: if that
+        is further on, the data continue behind it.
         """
-        begins = not self._life
+        begins, began = not self._life, self._began
+        elsewhere, position = not begins and len(self._sessions) > 1, None
         if begins:
             self._life = max(self.incarnations)
-        if not begins and (data.life == self._life or goes_on_after(self._began, self._left, data)):
-            return None
-        behind_it = data.steps  # its own steps when data stood there; of one beside it, had both begun alike
-        if data.life == self._began.life:
-            behind_it += self._began_at - self._began.steps
-        as_far = data.life >= self._began.life and behind_it <= self._steps
-        elsewhere = not begins and len(self._sessions) > 1 and (as_far or data.life < self._began.life)
-        self._began, self._began_at = data.bare, behind_it if as_far and elsewhere else self._steps
-        return None if elsewhere else data.position
+        known = not begins and (data.life == self._life or goes_on_after(began, self._left, data))
+        if not known and elsewhere and data.life < began.life:
+            began = data.bare  # as these shards know it; what the data continue behind is later
+        elif not known:
+            # Its own steps when data stood there; of one beside it, had both begun alike.
+            behind_it = data.steps
+            if data.life == began.life:
+                behind_it += self._began_at - began.steps
+            stays = elsewhere and behind_it <= self._steps
+            position = None if stays else data.position
+            self._began, self._began_at = data.bare, behind_it if stays else self._steps
+            began = self._began
+        for session in sessions:
+            session.began = began
+        return position
 
     @property
     def _left(self) -> dict[int, int]:

@@ -119,3 +119,20 @@ def test_a_shard_has_the_state_of_its_fragments_alone():
 
 def test_a_start_takes_the_largest_incarnations_of_all_disks():
     assert newest_incarnations(((0, 3), (1, 7)), (), ((0, 5), (2, 1))) == ((0, 5), (1, 7), (2, 1))
+
+
+def test_data_never_go_back_whichever_lives_shards_name_one_after_another():
+    """Of three processes of one number the data are behind the second's as another shard names the first."""
+    core = LearnerCore(0, 2001, SyncPolicy(num_fragments=2, interval=4), shards=2)
+    held = tuple(FragmentWork(0, 0, steps=9, tokens=90) for _ in range(2))
+    core.resume(LearnerWork(clock=9, life=1, steps=9, fragments=held))
+    core.handle(events.NotMember(2001, shard=0), 0.0)
+    out = core.handle(welcome(0, incarnation=2002, data=Watermark(1001, 30, "of 30")), 0.0)
+    assert actions.DrawFrom("of 30") in out
+    for _ in range(8):
+        step(core)
+    core.handle(events.NotMember(2001, shard=1), 0.0)
+    of_first = core.handle(welcome(1, incarnation=2002, data=Watermark(1, 21, "of 21")), 0.0)
+    core.handle(events.NotMember(2002, shard=1), 0.0)
+    of_second = core.handle(welcome(1, incarnation=2003, data=Watermark(1001, 32, "of 32")), 0.0)
+    assert not [action for action in of_first + of_second if isinstance(action, actions.DrawFrom)]

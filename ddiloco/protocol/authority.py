@@ -85,7 +85,7 @@ class Authority:
     def next_deadline(self) -> float | None:
         """When the next learner becomes silent without a message, in the seconds of `now`."""
         silent = self._quietest()
-        times = [] if silent is None else [silent.heard_at + self.policy.silence_timeout]
+        times = [] if silent is None else [silent.quiet_since + self.policy.silence_timeout]
         if self._not_yet and self.members.count:
             times.append(self._wait_until)
         return min(times, default=None)
@@ -204,10 +204,11 @@ class Authority:
             self._rounds.all_present()
         if not self._quiet or now < self._quiet[0][0] + self.policy.silence_timeout:
             return out
-        while (m := self._quietest()) is not None and now >= m.heard_at + self.policy.silence_timeout:
-            if now > m.heard_at + self.policy.silence_timeout + self.policy.heartbeat:
+        while (m := self._quietest()) is not None and now >= m.quiet_since + self.policy.silence_timeout:
+            if now > m.quiet_since + self.policy.silence_timeout + self.policy.heartbeat:
                 # This process hung itself: their messages may be queued behind this event.
                 m.heard_at = now - self.policy.silence_timeout + 1.5 * self.policy.heartbeat
+                m.repeats_since = None
                 continue
             heapq.heappop(self._quiet)
             self.members.move(m, MemberState.SILENT)
@@ -224,8 +225,8 @@ class Authority:
             m = self.members.current(learner, incarnation)
             if m is None or m.state is not MemberState.LIVE:
                 heapq.heappop(self._quiet)
-            elif m.heard_at > since:
-                heapq.heapreplace(self._quiet, (m.heard_at, learner, incarnation))
+            elif m.quiet_since > since:
+                heapq.heapreplace(self._quiet, (m.quiet_since, learner, incarnation))
             else:
                 return m
         return None
@@ -289,7 +290,7 @@ class Authority:
             if m.reported_at is not None:
                 m.step_time.add((now - m.reported_at) / m.steps_to(report))
             m.reported_at = now
-        m.heard_at = now
+        m.heard_at, m.repeats_since = now, None
         self.members.take(m, report)
         speed = self._validator.reached(report.step, now)
         if speed is not None and self.policy.quorum == 1:
@@ -300,10 +301,9 @@ class Authority:
         """Stores a learner's furthest report until other learners are as far."""
         if m is None or m.incarnation != report.incarnation:
             return [actions.Drop(report.learner, TOO_EARLY)]
-        kept = self._kept_back.get(m.learner)
+        m.heard_at, kept = now, self._kept_back.get(m.learner)
         # One that comes no further may wait for those that wait for it, until it counts as silent.
-        if m.state is not MemberState.LIVE or kept is None or kept.step < report.step:
-            m.heard_at = now
+        m.repeats_since = (m.repeats_since or now) if kept is not None and kept.step == report.step else None
         if m.state is MemberState.GONE:
             return [actions.Drop(report.learner, TOO_EARLY)]
         m.shards = report.shards

@@ -70,6 +70,7 @@ class Member:
     learner: int
     incarnation: int
     heard_at: float
+    repeats_since: float | None = None  # a report that cannot be confirmed yet; None: it does not
     state: MemberState = MemberState.JOINING
     step: int = -1
     reports: int = 0
@@ -107,6 +108,11 @@ class Member:
         if (self.state, state) not in TRANSITIONS:
             raise AssertionError(f"learner {self.learner} cannot go from {self.state.value} to {state.value}")
         self.state = state
+
+    @property
+    def quiet_since(self) -> float:
+        """When the silence timeout began."""
+        return self.heard_at if self.repeats_since is None else self.repeats_since
 
     @property
     def expected_lag(self) -> float | None:

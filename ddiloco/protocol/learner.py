@@ -138,7 +138,6 @@ class LearnerCore:
         self._life = self._steps = 0  # as of a Watermark; 0: it holds no state
         self._lives: dict[int, int] = {}  # earlier ones, with the steps at the end of each
         self._began = NOTHING_MERGED  # the work of those behind which its data continue
-        self._began_at = 0  # its own steps then
         self._welcomed_after: dict[int, int] = {}  # other lives in welcomes, with their steps
         self._fragments: list[HeldFragment] = []
         self._done = Total()  # after the last step that was started
@@ -210,6 +209,11 @@ class LearnerCore:
         return {steps for fragment in self._fragments for steps in fragment.offered}
 
     @property
+    def reached(self) -> Watermark:
+        """The newest step boundary."""
+        return Watermark(self._life, self._steps)
+
+    @property
     def work(self) -> LearnerWork:
         """The argument of `resume`; steps in flight count as if none were skipped."""
         fragments = tuple(FragmentWork.of(held, self._done) for held in self._fragments)
@@ -236,10 +240,10 @@ class LearnerCore:
         for session in self._sessions:
             session.joined_step, session.began = work.clock, after.bare
         self._fragments = [fragment.held() for fragment in work.fragments]
-        self._life, self._steps = max(self.incarnations), work.steps
+        self._life, self._steps = max(self.incarnations), max(work.steps, after.steps)
         lives = [*work.lives.items(), (work.life, work.steps)]
         self._lives = dict(lives[-KEPT_LIVES:])
-        self._began, self._began_at = after.bare, work.steps
+        self._began = after.bare
         self._last = self._standing()
         joined = ((self._join(session), self._report(session, self._last)) for session in self._sessions)
         return [said for both in joined for said in both]
@@ -357,14 +361,9 @@ class LearnerCore:
         if not known and elsewhere and data.life < began.life:
             began = data.bare  # as these shards know it; what the data continue behind is later
         elif not known:
-            # Its own steps when data stood there; of one beside it, had both begun alike.
-            behind_it = data.steps
-            if data.life == began.life:
-                behind_it += self._began_at - began.steps
-            stays = elsewhere and behind_it <= self._steps
-            position = None if stays else data.position
-            self._began, self._began_at = data.bare, behind_it if stays else self._steps
-            began = self._began
+            position = None if elsewhere and data.steps <= self._steps else data.position
+            began = self._began = data.bare
+            self._steps = max(self._steps, data.steps)
         for session in sessions:
             session.began = began
         return position
@@ -679,7 +678,7 @@ class LearnerCore:
 
     def _contribution(self, p: int) -> Contribution:
         f = self._fragments[p]
-        work, upto = self._done.since(f.base), Watermark(self._life, self._steps)
+        work, upto = self._done.since(f.base), self.reached
         made_on = f.lineage, f.watermark
         incarnation = self._session_of(p).incarnation
         return Contribution(self.learner, incarnation, p, f.version, self.clock, *work, *made_on, upto)

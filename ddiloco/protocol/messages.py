@@ -89,7 +89,8 @@ class Watermark:
 
     Attributes:
       life: the incarnation under which the learner's process first held a state; 0: nothing is merged.
-      steps: that had been started in that life and, where it went on from a checkpoint, in those before.
+      steps: that had been started by then, those included behind which its data continue: along a learner's
+        data they compare, whichever process has taken them.
       position: of the learner's data then, opaque to the cores; empty: not sent, or the start.
     """
 

@@ -113,7 +113,7 @@ class LearnerActor:
         `data`: the furthest work of the learner that may be merged, behind which its data continue.
         """
         decided = self.core.resume(work, data)
-        self._keep_position(work.steps)
+        self._keep_position(self.core.reached.steps)
         return decided
 
     def step(self) -> tuple[int, Mapping[str, Any]]:

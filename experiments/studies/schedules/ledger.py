@@ -37,6 +37,7 @@ class ProcessLedger:
 
     def __init__(self) -> None:
         self.steps = 0
+        self._at: dict[int, int] = {}  # steps by `Watermark.steps`
         # Of each step: a number that no other step has, its batch, and what all up to it added to fragment 0
         self.history = [(0, 0, 0)]
         self._tokens, self._work = [0], [0]  # of all steps up to each: tokens and steps that were not skipped
@@ -100,6 +101,7 @@ class ProcessLedger:
                 self._finished = max(self._finished, done)
             case events.Heartbeat() if self._in_flight:  # the last report once more
                 done = self._finished
+        self._at[core.reached.steps] = self.steps
         self._check_incarnations(core)
         if parameters is not None:
             self._check_parameters(core, parameters)
@@ -167,10 +169,10 @@ class ProcessLedger:
         require(c.version == self._held[c.fragment], "an offer is anchored on the version held", c)
         require(c.steps > 0, "an offer holds work", c)
         require(c.step == core.clock, "an offer bears the learner's clock", c)
-        require(c.upto.steps == self.steps, "an offer is of a step boundary of the learner's life", c)
+        require(c.upto == core.reached, "an offer is of a step boundary of the learner's life", c)
         # By what is known so far.
         self._check_work(first, self.steps, c, c, "an offer's steps are those since its version")
-        self._spans[c.fragment, self.steps] = (first, self.steps)
+        self._spans[c.fragment, c.upto.steps] = (first, self.steps)
 
     def _sent(self, c: Contribution) -> None:
         """Its steps are complete, so that it is known which of them were skipped."""
@@ -211,7 +213,7 @@ class ProcessLedger:
         offers = [last for (q, last), (since, _) in self._spans.items() if (q, since) == (p, first)]
         found = steps if steps in offers[-KEPT_OFFERS:] else None
         claim = "an update leaves what came after the offer that it has"
-        after = found is not None and found < self.steps
+        after = found is not None and self._at[found] < self.steps
         require(action.merged == found and action.rebase == after, claim, action, found)
 
     def _skipped(self, step: int) -> None:

@@ -300,7 +300,7 @@ class LearnerCore:
         ):
             session.welcome[p] = HeldFragment(version, step, self._done, lineage, mark, begun_on=version)
         session.welcome_step = max(session.welcome_step, event.step)
-        session.welcome_data = max(session.welcome_data, event.data)
+        session.welcome_data = Watermark.furthest([session.welcome_data, event.data])
         if len(session.welcome) < len(session.fragments):
             return []
         session.welcomed_as = session.known_as = session.incarnation
@@ -316,7 +316,7 @@ class LearnerCore:
         welcome = {p: held for session in self._sessions for p, held in session.welcome.items()}
         self._fragments = [dataclasses.replace(welcome[p], base=self._done) for p in sorted(welcome)]
         known = sorted(session.welcome_data for session in self._sessions)
-        position = self._go_on_after(known[-1], self._sessions)
+        position = self._go_on_after(Watermark.furthest(known), self._sessions)
         self._welcomed_after |= {data.life: data.steps for data in known}
         for session in self._sessions:
             session.joined_step = self.clock

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 
 _BLOCK = 32  # fragments that are compared at once
 
@@ -97,6 +98,11 @@ class Watermark:
     life: int = 0
     steps: int = 0
     position: str = dataclasses.field(default="", compare=False, repr=False)
+
+    @staticmethod
+    def furthest(marks: Iterable[Watermark]) -> Watermark:
+        """The one that is furthest along the learner's data, whichever life has read them; none: nothing."""
+        return max(marks, key=lambda mark: (mark.steps, mark.life), default=NOTHING_MERGED)
 
     @property
     def bare(self) -> Watermark:

@@ -202,7 +202,7 @@ class Rounds:
         here = [r.arrived[learner] for r in self._open.values() if learner in r.arrived]
         waiting = [offer.contribution for offer in self._waiting.get(learner, {}).values()]
         here += [c for c in waiting if self.members.current(learner, c.incarnation) is not None]
-        return max([self.merged.furthest(learner), *(c.upto for c in here)])
+        return Watermark.furthest([self.merged.furthest(learner), *(c.upto for c in here)])
 
     @property
     def open(self) -> tuple[Round, ...]:

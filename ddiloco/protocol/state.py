@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from ddiloco.protocol.errors import LocalProtocolError
 from ddiloco.protocol.estimates import OfferDelay
-from ddiloco.protocol.messages import NOTHING_MERGED, Contribution, RoundId, Watermark
+from ddiloco.protocol.messages import Contribution, RoundId, Watermark
 
 Watermarks = Mapping[int, Watermark]
 """By learner with merged work: how far its work is in a version of a fragment."""
@@ -76,7 +76,7 @@ class SyncerState:
 
     def furthest(self, learner: int) -> Watermark:
         """The furthest merged work of a learner."""
-        return max(known.get(learner, NOTHING_MERGED) for known in self.watermarks)
+        return Watermark.furthest(known[learner] for known in self.watermarks if learner in known)
 
     def with_version(
         self,

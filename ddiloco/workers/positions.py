@@ -39,7 +39,7 @@ def resharded(state: SyncerState, experiment: Experiment) -> SyncerState:
     ours: dict[int, Watermark] = {}
     for m, mark in ((m, mark) for known in state.watermarks for m, mark in known.items()):
         if _shards(_position(mark)) == experiment.num_data_shards:
-            ours[m] = max(mark, ours.get(m, mark))
+            ours[m] = Watermark.furthest([mark, ours.get(m, mark)])
     if ours:
         return with_positions(state, {m: mark.position for m, mark in ours.items()})
     learners = sorted({m for known in state.watermarks for m in known})

@@ -15,7 +15,7 @@ from ddiloco.data import shards
 from ddiloco.data.errors import DataError
 from ddiloco.outer.global_model import NextVersion
 from ddiloco.protocol import actions, events
-from ddiloco.protocol.messages import Contribution
+from ddiloco.protocol.messages import Contribution, Watermark
 from ddiloco.workers.exchange import EventDelivery, fragments_with
 
 Offer = Any  # a learner's validated fragment, to be merged; None where there are no arrays
@@ -208,7 +208,7 @@ class SyncerActor:
         if first < 0 or event.data.position:
             return event
         marks = [known[first] for known in told.watermarks.values() if first in known]
-        data = dataclasses.replace(event.data, position=_beside(max(marks).position if marks else ""))
+        data = dataclasses.replace(event.data, position=_beside(Watermark.furthest(marks).position))
         return dataclasses.replace(event, data=data)
 
 

@@ -65,7 +65,7 @@ def test_a_planted_mistake_is_found(plant, monkeypatch):
         2000018,
         # A shard had merged data of a process beside this one, which went on to draw them; or another shard
         # named an older one, and the data went back.
-        *(3000904, 3067532, 3069940),
+        *(3000904, 3067532, 3069940, 3070765),
     ],
 )
 def test_schedules_that_once_broke_a_rule(seed):

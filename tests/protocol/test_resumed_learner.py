@@ -91,7 +91,7 @@ def test_work_that_was_merged_beyond_the_checkpoint_counts_up_to_that_at_most():
         ((5, 20), Watermark(5, 20), True),
         ((3, 11), NOTHING_MERGED, True),
         ((3, 12), NOTHING_MERGED, False),  # the older process has gone on
-        ((4, 1), NOTHING_MERGED, False),  # of a process that began at the same time
+        ((4, 15), NOTHING_MERGED, False),  # of a process that began at the same time
     ],
 )
 def test_it_takes_part_only_if_its_data_go_on_after_all_that_are_merged(merged, began, joins):

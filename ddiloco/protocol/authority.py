@@ -161,11 +161,12 @@ class Authority:
         itself = event.incarnation == m.incarnation + m.dismissed and event.versions is not None
         another = m.state is MemberState.JOINING and event.incarnation != m.incarnation
         alone = not self._is_at_some(m)
-        return (m.state is MemberState.LIVE or another) and not itself and alone and self._speaks(m, now)
+        present = m.state in (MemberState.LIVE, MemberState.SILENT)  # a silent one may repeat its report
+        return (present or another) and not itself and alone and self._speaks(m, now)
 
     def _is_at_some(self, m: Member) -> bool:
         """Whether a present learner is, by its own report, a member of some shards but not of all."""
-        return m.state in (MemberState.JOINING, MemberState.LIVE) and 0 < len(m.shards) < self._shards
+        return m.state is not MemberState.GONE and 0 < len(m.shards) < self._shards
 
     def _speaks(self, m: Member, now: float) -> bool:
         return now < m.heard_at + 1.5 * self.policy.heartbeat
@@ -271,7 +272,7 @@ class Authority:
             return self._stranger(report, m)
         if self._kept_back.get(m.learner, report).step <= report.step:  # else this one is late
             self._kept_back.pop(m.learner, None)
-        m.shards = report.shards
+            m.shards = report.shards
         if m.goes_on and not report.adopted:  # of the state that its welcome replaces
             joining = m.state is MemberState.JOINING
             return self._welcome_again(m, now) if joining else [actions.Drop(report.learner, "stale report")]

@@ -51,8 +51,8 @@ MUTANTS = (
     ),
     Mutant(
         "attendance: silence begins one instant late",
-        "while (m := self._quietest()) is not None and now >= m.heard_at + self.policy.silence_timeout:",
-        "while (m := self._quietest()) is not None and now > m.heard_at + self.policy.silence_timeout:",
+        "while (m := self._quietest()) is not None and now >= m.quiet_since + self.policy.silence_timeout:",
+        "while (m := self._quietest()) is not None and now > m.quiet_since + self.policy.silence_timeout:",
         PROTOCOL,
     ),
     Mutant(

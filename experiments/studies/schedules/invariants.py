@@ -329,9 +329,9 @@ class Invariants:
                 process.standing[learner, incarnation] = _Standing.GONE
             case events.StepReported(report=report) if 0 <= report.step <= (self.total_steps or math.inf):
                 member = (report.learner, report.incarnation)
-                process.shards[member] = report.shards
                 told = process.told[member]
                 process.reports[member] = max(process.reports.get(member, report), report, key=_newness)
+                process.shards[member] = process.reports[member].shards
                 told[report.step] = max(told.get(report.step, report), report, key=_newness)
             case events.FragmentArrived(round=which, contribution=c):
                 self._book_offer(which, c)

@@ -272,7 +272,7 @@ class Authority:
             return self._stranger(report, m)
         if self._kept_back.get(m.learner, report).step <= report.step:  # else this one is late
             self._kept_back.pop(m.learner, None)
-            m.shards = report.shards
+            m.shards = report.shards if report.step >= m.step else m.shards
         if m.goes_on and not report.adopted:  # of the state that its welcome replaces
             joining = m.state is MemberState.JOINING
             return self._welcome_again(m, now) if joining else [actions.Drop(report.learner, "stale report")]

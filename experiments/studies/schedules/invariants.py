@@ -329,9 +329,10 @@ class Invariants:
                 process.standing[learner, incarnation] = _Standing.GONE
             case events.StepReported(report=report) if 0 <= report.step <= (self.total_steps or math.inf):
                 member = (report.learner, report.incarnation)
-                told = process.told[member]
-                process.reports[member] = max(process.reports.get(member, report), report, key=_newness)
-                process.shards[member] = process.reports[member].shards
+                told, known = process.told[member], process.reports.get(member, report)
+                if report.step >= known.step:  # else it is late
+                    process.shards[member] = report.shards
+                process.reports[member] = max(known, report, key=_newness)
                 told[report.step] = max(told.get(report.step, report), report, key=_newness)
             case events.FragmentArrived(round=which, contribution=c):
                 self._book_offer(which, c)

@@ -361,7 +361,8 @@ class LearnerCore:
         if not known and elsewhere and data.life < began.life:
             began = data.bare  # as these shards know it; what the data continue behind is later
         elif not known:
-            position = None if elsewhere and data.steps <= self._steps else data.position
+            as_far = data.steps <= self._steps  # else it would draw what is merged once more
+            position = None if elsewhere and as_far else data.position
             began = self._began = data.bare
             self._steps = max(self._steps, data.steps)
         for session in sessions:

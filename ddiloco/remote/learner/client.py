@@ -7,7 +7,6 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import grpc
 
@@ -26,9 +25,6 @@ from ddiloco.telemetry.throughput import Throughput
 from ddiloco.workers.exchange import CheckpointAsked, CheckpointWritten, Delivery, EventDelivery, Leave
 from ddiloco.workers.inbox import Inbox
 from ddiloco.workers.transfer import Offer
-
-if TYPE_CHECKING:
-    pass
 
 NOTED_AFTER = 7  # failed tries, about 15 seconds: a learner may be started before its syncer
 

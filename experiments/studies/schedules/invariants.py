@@ -319,7 +319,8 @@ class Invariants:
         process = self._syncer
         match event:
             case events.LearnerJoined(learner=learner, incarnation=incarnation):
-                process.shards[learner, incarnation] = event.shards
+                if process.standing.get((learner, incarnation)) is not _Standing.PRESENT:  # else it is late
+                    process.shards[learner, incarnation] = event.shards
                 newest = self._newest.get(learner, -1)
                 if incarnation > newest:
                     process.standing[learner, newest] = _Standing.GONE

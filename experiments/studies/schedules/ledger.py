@@ -38,6 +38,7 @@ class ProcessLedger:
     def __init__(self) -> None:
         self.steps = 0
         self._at: dict[int, int] = {}  # steps by `Watermark.steps`
+        self._boundary = 0  # the newest of these
         # Of each step: a number that no other step has, its batch, and what all up to it added to fragment 0
         self.history = [(0, 0, 0)]
         self._tokens, self._work = [0], [0]  # of all steps up to each: tokens and steps that were not skipped
@@ -101,7 +102,7 @@ class ProcessLedger:
                 self._finished = max(self._finished, done)
             case events.Heartbeat() if self._in_flight:  # the last report once more
                 done = self._finished
-        self._at[core.reached.steps] = self.steps
+        self._check_boundary(core, event)
         self._check_incarnations(core)
         if parameters is not None:
             self._check_parameters(core, parameters)
@@ -250,6 +251,15 @@ class ProcessLedger:
         own = fragments_of(shard, len(core.incarnations), core.policy.num_fragments)
         last = math.inf if core.total_steps is None else core.total_steps
         return all(self._merged_at[p] >= last for p in own)
+
+    def _check_boundary(self, core: LearnerCore, event: events.LearnerEvent | None) -> None:
+        """Steps of watermarks rise by one a step, and else only to behind what a welcome says is merged."""
+        rose = core.reached.steps - self._boundary
+        stepped = isinstance(event, events.StepStarted)
+        may = rose >= 0 if event is None or isinstance(event, events.Welcomed) else rose == stepped
+        require(may, "steps of watermarks are steps taken", event, rose)
+        self._boundary = core.reached.steps
+        self._at[self._boundary] = self.steps
 
     def _check_incarnations(self, core: LearnerCore) -> None:
         known = self._incarnations or core.incarnations

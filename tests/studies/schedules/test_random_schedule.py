@@ -42,7 +42,7 @@ def test_a_planted_mistake_is_found(plant, monkeypatch):
         # an older one that was believed first, two of one step.
         *(1001152, 1001347, 1003834, 3007831, 3007988),
         # A report that was kept back did not say of which shards its learner is a member, or a late one did.
-        *(1785, 3085376, 3086467),
+        *(1785, 3082866, 3085376, 3086467),
         # A disk came back that was of a history which the run had left for a snapshot.
         *(3015116, 3015298, 3051222),
         # A join reached a shard that had come back, on an older disk, since it was sent.
